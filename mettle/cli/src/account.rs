@@ -41,9 +41,9 @@ pub enum AccountCommand {
     Submit(Submit),
 }
 
-/// Show what an account has
+/// Show an account's balance
 ///
-/// What it may spend, what is held as stakes and deposits, and what it has in each run.
+/// Shows the free balance, the amounts held as stakes and deposits, and the account's part in each run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ShowBalance {
     #[command(flatten)]
@@ -56,21 +56,21 @@ pub struct ShowBalance {
 
 /// Transfer money to another account
 ///
-/// The sender keeps at least what an account needs to exist. A transfer cannot be taken back. Of all proxies only one
-/// that may do everything can transfer.
+/// The sender keeps at least the existential deposit. A transfer cannot be revoked. Of all proxies, only one with
+/// full control can transfer.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Transfer {
     #[command(flatten)]
     signer: AccountSigner,
-    /// The account that receives: an address, a key file, or a development key such as //Bob.
+    /// The receiving account: an address, a key file, or a development key such as //Bob.
     #[arg(long, value_name = "ACCOUNT")]
     to: String,
-    /// How much, such as 100 or "12.5 MTL".
+    /// The amount, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     amount: Amount,
 }
 
-/// Flags of commands that need a chain and no run.
+/// Flags of commands that need a chain but no run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NetworkFlags {
     /// Settings file (TOML).
@@ -85,6 +85,9 @@ pub struct NetworkFlags {
 }
 
 impl NetworkFlags {
+    /// Reads the endpoint, like [`ChainFlags::read`].
+    ///
+    /// # Errors
     /// As [`ChainFlags::read`].
     pub fn read(&self) -> anyhow::Result<EndpointArgs> {
         let NetworkFlags { config, chain, genesis } = self.clone();
@@ -101,7 +104,7 @@ pub async fn run(command: AccountCommand, output: &mut Output<'_>) -> anyhow::Re
     }
 }
 
-/// An account that a flag names.
+/// The account that a flag names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedAccount {
     account: Account,
@@ -165,7 +168,7 @@ fn balance_text(account: &str, balance: &Balance, runs: &[(RunId, AccountStatus)
     text
 }
 
-/// What an account has in a run, in a sentence.
+/// Describes an account's part in a run in a sentence.
 fn in_run(status: &AccountStatus) -> String {
     let AccountStatus { seats, staked, claimable, unbonding, nominations } = status;
     let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! `mettle audit`: recomputes what validators signed about a window, and lists the differences.
+//! `mettle audit`: recomputes validators' signed statements about a window, and lists the differences.
 
 use crate::{help, output::Output};
 use anyhow::Context as _;
@@ -16,7 +16,7 @@ use protocol::{
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// The exit codes, as the end of the command's help.
+/// The exit codes, for the end of the command's help.
 const EXIT_CODES: &str = "\
 Exit codes: 0 no difference; 1 differences were found; 2 wrong flags, or a part \
 could not be audited; 6 the chain is unreachable, try again.";
@@ -24,7 +24,7 @@ could not be audited; 6 the chain is unreachable, try again.";
 const EXIT_DIFFERENCES: u8 = 1;
 const EXIT_NOT_AUDITED: u8 = 2;
 
-/// Recompute what validators signed about a window
+/// Recompute validators' signed statements about a window
 ///
 /// Lists every difference between a validator's receipt, the chain, and the recomputed result. Needs no key.
 #[derive(Clone, Debug, clap::Args)]
@@ -46,7 +46,7 @@ pub struct Audit {
     pub tolerance: f64,
 }
 
-/// Audits, and prints the differences.
+/// Audits and prints the differences.
 pub async fn audit(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
     let reading = ReadOnlyConfig::read(&command.flags)?;
     let reader = daemon::open_read_only(&reading).await?;
@@ -146,7 +146,7 @@ fn text(window: Window, all: &[Replay]) -> String {
     text
 }
 
-/// How much there was to audit.
+/// Describes the extent of the audit.
 fn extent(receipt: &Receipt, checks: Checks) -> String {
     let Some(judgement) = &receipt.judgement else {
         return "it evaluated no seat in this window".to_owned();

@@ -40,7 +40,7 @@ enum Command {
     /// Create a key file, or show a key's address
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Make a seat or a run in one command: keys, settings, checks
+    /// Create a seat or a run in one command: keys, settings, checks
     #[command(subcommand)]
     Init(InitCommand),
     #[command(flatten)]
@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
     program::run_client_to_exit(env!("CARGO_CRATE_NAME"), Box::pin(work))
 }
 
-/// The command line, with its commands listed by subject.
+/// Returns the command line with its commands listed by subject.
 pub fn command() -> clap::Command {
     let command = Cli::command();
     let mut list = String::new();
@@ -111,7 +111,7 @@ pub fn command() -> clap::Command {
 }
 
 impl Cli {
-    /// Whether `--json` was given.
+    /// Returns whether `--json` was given.
     pub fn json(&self) -> bool {
         self.json
     }

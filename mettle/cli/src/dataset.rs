@@ -1,4 +1,4 @@
-//! `mettle dataset`: turns text into a dataset, and joins datasets.
+//! `mettle dataset`: prepares datasets from text, and joins them.
 
 use crate::{help, output::Output};
 use anyhow::{Context as _, bail};
@@ -33,18 +33,19 @@ pub enum DatasetCommand {
     Join(Join),
 }
 
-/// Turn text into tokenised shards and a manifest
+/// Prepare tokenised shards and a manifest from text
 ///
 /// Reads text files, JSON lines (.jsonl, .ndjson) and Parquet; text and JSON lines may be compressed (.gz, .zst).
-/// Memory does not grow with the text. After Ctrl-C or a kill the same command resumes with a few seconds lost, also an
-/// upload to s3://. For several machines, prepare a part of the text on each, and join them: `mettle dataset join`.
+/// Memory use does not depend on the text's size. After Ctrl-C or a kill the same command resumes with a few seconds
+/// lost, including an upload to s3://. With several machines, prepare a part of the text on each, and join them:
+/// `mettle dataset join`.
 #[derive(Clone, Debug, Args)]
 pub struct Prepare {
     /// A file, a directory or s3://BUCKET/PREFIX [default: the Rust source of this project's dependencies].
     #[arg(long, value_name = "PATH", conflicts_with = "mix")]
     pub text: Option<String>,
     /// Several weighted sources: a TOML file with `[[source]]` path, weight, optional name and field, and `epochs`,
-    /// how often the scarcest source may be read.
+    /// the maximum number of readings of the scarcest source.
     #[arg(long, value_name = "FILE")]
     pub mix: Option<PathBuf>,
     /// The field of JSON lines, or the column of Parquet files, with the text.
@@ -53,7 +54,7 @@ pub struct Prepare {
     /// The dataset's directory: a new or an empty one; or s3://BUCKET/PREFIX.
     #[arg(long, value_name = "DIR")]
     pub out: String,
-    /// With --out s3://…: the directory that is prepared and uploaded [default: the prefix's last part and `.work`].
+    /// With --out s3://…: the directory to prepare before the upload [default: the prefix's last part and `.work`].
     #[arg(long, value_name = "DIR")]
     pub work: Option<PathBuf>,
     #[command(flatten)]
@@ -76,11 +77,11 @@ pub struct Prepare {
     /// Encoding threads [default: the number of cores]. The dataset does not depend on it.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Leave out documents that share at least about this part of their text with an earlier one, from 0.5 to 0.99.
+    /// Omit documents that share at least about this part of their text with an earlier one, from 0.5 to 0.99.
     #[arg(long, value_name = "SIMILARITY")]
     pub near_duplicates: Option<f64>,
-    /// Leave out documents that break these rules: `gopher`, `fineweb`, a rule such as `short-lines`, or a rule with
-    /// own bounds such as `words=20..5000`.
+    /// Omit documents that break these rules: `gopher`, `fineweb`, a rule such as `short-lines`, or a rule with own
+    /// bounds such as `words=20..5000`.
     #[arg(long, value_name = "RULES", value_delimiter = ',')]
     pub filter: Vec<String>,
 }
@@ -88,8 +89,8 @@ pub struct Prepare {
 /// Join datasets that several machines prepared with the same tokenizer
 ///
 /// Checks that all parts have one tokenizer, sequence length and token width, and links or copies their shards. The
-/// sequences follow in the order of the parts. Documents that are in several parts stay in each. After Ctrl-C the
-/// same command begins anew.
+/// sequences follow in the order of the parts. A document in several parts stays in each. After Ctrl-C the same
+/// command starts over.
 #[derive(Clone, Debug, Args)]
 pub struct Join {
     /// The directory of the joined dataset: a new or an empty one.
@@ -103,10 +104,10 @@ pub struct Join {
 /// The store of texts and datasets whose path begins with `s3://`
 #[derive(Clone, Debug, Args)]
 pub struct StoreFlags {
-    /// Where s3://BUCKET/… is: the store's https://host[:port], without a bucket.
+    /// The store of s3://BUCKET/… as https://host[:port], without a bucket.
     #[arg(long, value_name = "URL", requires = "access_key")]
     store: Option<String>,
-    /// The name of the key that reads the texts, and writes the dataset.
+    /// The name of the key that reads the texts and writes the dataset.
     #[arg(long, value_name = "ID", requires = "store")]
     access_key: Option<String>,
     /// A file with the secret of that key [default: the variable METTLE_STORE_SECRET].
@@ -115,7 +116,7 @@ pub struct StoreFlags {
 }
 
 impl StoreFlags {
-    /// The bucket of a URL. Sends nothing.
+    /// Opens the bucket of a URL. Sends nothing.
     pub fn open(&self, url: &BucketUrl) -> anyhow::Result<Bucket> {
         let (Some(endpoint), Some(access_key)) = (self.store.clone(), self.access_key.clone()) else {
             anyhow::bail!(
@@ -149,8 +150,8 @@ pub async fn run(command: DatasetCommand, output: &mut Output<'_>) -> anyhow::Re
     Ok(output.result(&summary(&prepared), summary_json(&prepared))?)
 }
 
-/// Runs `work` on a thread of its own, and shows its progress. Ctrl-C ends it; the message says what `again` the same
-/// command does.
+/// Runs `work` on its own thread and shows its progress. Ctrl-C ends it; the message describes with `again` the
+/// effect of the same command.
 async fn finished(
     work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Prepared, PrepareError> + Send + 'static,
     again: &str,
@@ -170,7 +171,7 @@ async fn finished(
     }
 }
 
-/// The options, and the place of the dataset if it is in a bucket.
+/// Returns the options, and the dataset's place if it is in a bucket.
 fn options(prepare: Prepare) -> anyhow::Result<(PrepareOptions, Option<BucketOutput>)> {
     let store = &prepare.bucket;
     let source = match (prepare.text, prepare.mix) {
@@ -317,7 +318,7 @@ impl Bar {
     }
 }
 
-/// Bytes done, and bytes in total.
+/// Returns the completed and the total bytes.
 fn measure(progress: &Progress) -> Option<(u64, u64)> {
     match *progress {
         Progress::Reading { bytes, of, .. }
@@ -327,7 +328,7 @@ fn measure(progress: &Progress) -> Option<(u64, u64)> {
     }
 }
 
-/// A progress bar with the average speed and the remaining time.
+/// Formats a progress bar with the average speed and the remaining time.
 fn line(progress: &Progress, began_at: u64, elapsed: Duration) -> String {
     const WIDTH: u64 = 20;
     let Some((done, of)) = measure(progress).filter(|(_, of)| *of > 0) else { return progress.to_string() };

@@ -1,4 +1,5 @@
-//! The commands of a nominator, who puts stake behind another account's validator, and the validator's commission.
+//! Commands of a nominator, an account with stake behind another account's validator, and of the validator's
+//! commission.
 
 use crate::{
     help,
@@ -50,12 +51,12 @@ pub enum DelegationCommand {
 pub struct Nominate {
     #[command(flatten)]
     pub flags: NominatorFlags,
-    /// How much, such as 100 or "12.5 MTL".
+    /// The amount, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Amount,
 }
 
-/// Take stake back from behind a validator
+/// Withdraw stake from behind a validator
 ///
 /// It is free after the run's unbonding time, and can be slashed until then.
 #[derive(Clone, Debug, clap::Args)]
@@ -63,10 +64,10 @@ pub struct Nominate {
 pub struct Unnominate {
     #[command(flatten)]
     pub flags: NominatorFlags,
-    /// How much, such as 100 or "12.5 MTL".
+    /// The amount, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Option<Amount>,
-    /// Everything that is behind the validator.
+    /// The whole nomination.
     #[arg(long)]
     pub all: bool,
 }
@@ -135,7 +136,7 @@ pub async fn run(command: DelegationCommand, output: &mut Output<'_>) -> anyhow:
     }
 }
 
-/// A nominator, and the validator that it names.
+/// A nominator and its validator.
 struct Nominator {
     session: RunSession,
     signer: Signer,
@@ -151,7 +152,7 @@ impl Nominator {
         Ok(Nominator { session: RunSession::open(args).await?, signer, account, uid: Uid(flags.uid) })
     }
 
-    /// What the nominator has behind the validator.
+    /// Reads the nominator's nomination of the validator.
     async fn nomination(&self) -> anyhow::Result<Option<NominationView>> {
         let account = self.session.chain().account_status(self.session.run, &self.account).await?;
         Ok(account.nominations.into_iter().find(|nomination| nomination.validator == self.uid))
@@ -161,7 +162,7 @@ impl Nominator {
         Ok(Amount(self.nomination().await?.map_or(0, |nomination| nomination.amount)))
     }
 
-    /// As [`Nominator::nomination`], for a command that needs one.
+    /// Reads the nomination like [`Nominator::nomination`]; an error if there is none.
     async fn existing(&self) -> anyhow::Result<NominationView> {
         let nomination = self.nomination().await?;
         nomination.with_context(|| {

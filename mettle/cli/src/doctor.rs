@@ -1,7 +1,8 @@
-//! `mettle doctor`: checks settings, machine, chain, seat and bucket of a miner or validator, before it loses a window.
+//! `mettle doctor`: checks settings, machine, chain, seat and bucket of a miner or validator before it loses a
+//! window.
 //!
 //! The daemons make the same checks of chain, seat, bucket and device at their start (`daemon/kit/src/open.rs`,
-//! `store::check_bucket`, `Device::check`). Here each is a line with what was measured and what is needed.
+//! `store::check_bucket`, `Device::check`). Here each is a line with the measured and the required value.
 
 mod measure;
 
@@ -51,7 +52,7 @@ use std::{
 use store::Fetch;
 use watch::text::readable;
 
-/// Before the text of a check.
+/// Width of a check's name, in columns.
 const LABEL: usize = 12;
 const CLOCK_ADVICE: &str = "set the clocks of this machine and of the store by NTP (`timedatectl`): a store refuses what \
                             was signed more than 15 minutes from its own time. The key is not to blame";
@@ -62,8 +63,9 @@ const EXIT_CODES: &str =
 
 /// Check the settings, machine, chain, seat and bucket of a node
 ///
-/// Each check shows what was measured, what is needed, and what to do. Writes some small objects and one of 8 MiB into
-/// the bucket and deletes them; changes nothing else. The node may run meanwhile. Sizes are those of `mettle run show`.
+/// Each check shows the measured value, the required value, and the remedy. Writes some small objects and one of 8
+/// MiB into the bucket and deletes them; changes nothing else. The node may run meanwhile. Sizes are those of `mettle
+/// run show`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("{}\n\n{EXIT_CODES}", help::reading(&[
     "mettle doctor --config miner.toml",
@@ -72,7 +74,7 @@ const EXIT_CODES: &str =
 pub struct Doctor {
     #[command(flatten)]
     flags: Flags,
-    /// What the node is [default: what its seat is for, else a miner].
+    /// The node's role [default: that of its seat, else a miner].
     #[arg(long, value_name = "ROLE", value_parser = role_parser())]
     role: Option<Role>,
 }
@@ -84,7 +86,7 @@ pub(crate) enum Verdict {
     Ok,
     Warning,
     Failed,
-    /// Something before it failed.
+    /// An earlier check failed.
     Skipped,
 }
 
@@ -93,9 +95,9 @@ pub(crate) struct Check {
     pub name: &'static str,
     pub verdict: Verdict,
     pub measured: String,
-    /// Empty if there is nothing to compare with.
+    /// Empty if there is no required value.
     pub needed: String,
-    /// Empty if there is nothing to do.
+    /// Empty if there is no remedy.
     pub advice: String,
 }
 
@@ -121,7 +123,7 @@ impl Checks {
         self.add(name, Verdict::Failed, measured.into(), "", advice);
     }
 
-    /// `names` cannot be checked without what failed.
+    /// Marks `names` as skipped: they depend on a failed check.
     fn skip(&mut self, names: &[&'static str], without: &str) {
         for name in names {
             self.add(name, Verdict::Skipped, format!("not checked without {without}"), "", "");
@@ -152,8 +154,10 @@ impl Checks {
         text
     }
 
+    /// Ends the command.
+    ///
     /// # Errors
-    /// An [`ExitStatus`] unless all is well.
+    /// An [`ExitStatus`] unless all checks passed.
     fn end(&self) -> anyhow::Result<()> {
         let plural = |count: usize| if count == 1 { "1 check".to_owned() } else { format!("{count} checks") };
         let failed = self.count(&[Verdict::Failed]);
@@ -180,7 +184,7 @@ pub async fn doctor(command: Doctor, output: &mut Output<'_>) -> anyhow::Result<
     checks.end()
 }
 
-/// The checks that fail before a seat is registered, as text; empty if none does.
+/// Returns the checks that fail before a seat is registered, as text; empty if none fails.
 pub(crate) async fn failures(config: &Path, role: Role, output: &mut Output<'_>) -> anyhow::Result<String> {
     let flags = Flags { config: Some(config.to_owned()), ..Flags::default() };
     let mut checks = Checks::default();
@@ -189,6 +193,8 @@ pub(crate) async fn failures(config: &Path, role: Role, output: &mut Output<'_>)
     Ok(checks.text())
 }
 
+/// Makes all checks.
+///
 /// # Errors
 /// Only those of the output.
 async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -240,7 +246,7 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
         (Some(rate), Some((figures, block_time))) => {
             checks.0.push(check_uplink(role, *rate, figures, &status.run.params, *block_time));
         }
-        // Else it failed itself.
+        // Otherwise that check itself failed.
         _ if settings.store.is_some() && checks.0.iter().all(|check| check.name != "uplink") => {
             checks.skip(&["uplink"], "bucket and specification");
         }
@@ -257,7 +263,7 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
     Ok(())
 }
 
-/// Settings, keys and secrets: readable by the node, and by no other user.
+/// Checks that settings, keys and secrets are readable by the node, and by no other user.
 fn check_files(command: &Doctor, settings: &Settings, checks: &mut Checks) {
     match &command.flags.config {
         Some(path) => private_file("settings", path, has_secret(settings), checks),
@@ -317,7 +323,7 @@ fn has_secret(settings: &Settings) -> bool {
     settings.store.as_ref().is_some_and(|store: &StoreFile| store.secret_key.is_some())
 }
 
-/// A file that the node reads. Others may read it only if it is no secret.
+/// Checks a file that the node reads. Other users may have access only if it is not a secret.
 fn private_file(name: &'static str, path: &Path, is_secret: bool, checks: &mut Checks) {
     let shown = path.display();
     match mode_of(path) {
@@ -334,28 +340,28 @@ fn private_file(name: &'static str, path: &Path, is_secret: bool, checks: &mut C
     }
 }
 
-/// The devices of the settings.
+/// The devices in the settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct TrainingDevice {
-    /// Rank 0's, where there are several.
+    /// Rank 0's device, if there are several ranks.
     device: Device,
     /// Whether the settings name all GPUs of the machine.
     is_every_gpu: bool,
-    /// Several processes that train the seat; `None`: one.
+    /// The processes that train the seat; `None` for one.
     ranks: Option<Ranks>,
 }
 
-/// How many processes train one seat.
+/// The processes that train one seat.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ranks {
     all: u32,
-    /// On this machine.
+    /// Number of processes on this machine.
     here: u32,
-    /// Why numbers are assumed; `None`: the settings name them.
+    /// Reason why numbers are assumed; `None` if the settings name them.
     assumed: Option<&'static str>,
 }
 
-/// More ranks than a miner starts, or none.
+/// `ranks` is 0 or above the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`ranks` is {ranks}, and may be from 1 to {RANKS_MAX}")]
 struct RanksOutOfRange {
@@ -363,8 +369,8 @@ struct RanksOutOfRange {
 }
 
 impl Ranks {
-    /// Those that a miner starts, or that a launcher starts if the settings have what only a launcher needs. `gpus`:
-    /// how many the machine has, if that is known. `None`: one process.
+    /// Returns the ranks that a miner starts, or that a launcher starts if the settings have values that only a
+    /// launcher needs. `gpus` is the machine's number of GPUs, if known. `None`: one process.
     fn of(
         train: &TrainFile,
         is_every_gpu: bool,
@@ -410,7 +416,8 @@ impl Ranks {
     }
 }
 
-/// The device of the settings, if it may be used, and the ranks. `role`: `None` before the chain tells it.
+/// Returns the device in the settings, if it is usable, and the ranks. `role` is `None` before it is read from the
+/// chain.
 fn check_device(settings: &Settings, role: Option<Role>, checks: &mut Checks) -> Option<TrainingDevice> {
     if settings.train.engine == Some(TrainEngine::Command) {
         checks.ok("device", "an external program trains");
@@ -461,7 +468,7 @@ fn check_device(settings: &Settings, role: Option<Role>, checks: &mut Checks) ->
     Some(TrainingDevice { device, is_every_gpu, ranks })
 }
 
-/// A validator whose settings name all GPUs does not start.
+/// Fails a validator whose settings name all GPUs: it does not start.
 fn fail_all_gpus(checks: &mut Checks) {
     checks.fail(
         "device",
@@ -470,7 +477,7 @@ fn fail_all_gpus(checks: &mut Checks) {
     );
 }
 
-/// Chain, genesis, age of the head, clock, second node, and whether the directory is this chain's.
+/// Checks chain, genesis, age of the head, clock, second node, and that the directory belongs to this chain.
 async fn check_chain(settings: &Settings, checks: &mut Checks) -> Option<Arc<dyn Chain>> {
     let config = &settings.reading.chain;
     let chain = match open::chain(config, None).await {
@@ -527,7 +534,7 @@ async fn check_chain(settings: &Settings, checks: &mut Checks) -> Option<Arc<dyn
     Some(chain)
 }
 
-/// The seat, its stake and its hotkey's balance. Without a seat: the role to go on with.
+/// Checks the seat, its stake and its hotkey's balance. Returns, without a seat, the role for the other checks.
 async fn check_seat(
     command: &Doctor,
     settings: &Settings,
@@ -586,7 +593,7 @@ async fn seat_of(
     open::seat(chain, status.run.id, hotkey, role, &settings.key).await
 }
 
-/// The specification, whose digest is on the chain.
+/// Checks the specification, whose digest is on the chain.
 async fn check_spec(chain: &dyn Chain, status: &RunStatus, checks: &mut Checks) -> Option<RunSpec> {
     let read =
         async { open::specification(chain, &open::fetcher(chain, &status.run.params)?, &status.run).await };
@@ -603,7 +610,7 @@ async fn check_spec(chain: &dyn Chain, status: &RunStatus, checks: &mut Checks) 
     }
 }
 
-/// Writes, reads at the seat's public URL, deletes; then measures the uplink.
+/// Writes an object, reads it at the seat's public URL, deletes it; then measures the uplink.
 async fn check_bucket(
     settings: &Settings,
     chain: &Arc<dyn Chain>,
@@ -654,7 +661,7 @@ async fn check_bucket(
     }
 }
 
-/// A miner without a bucket: which validators take its contributions, and which of them can be reached from here.
+/// For a miner without a bucket: checks which validators receive contributions, and which of them are reachable.
 async fn check_receivers(
     settings: &Settings,
     chain: &Arc<dyn Chain>,
@@ -700,7 +707,7 @@ async fn check_receivers(
     }
 }
 
-/// Whether the run's data can be had. Returns the bytes that the node will keep of it.
+/// Checks that the run's data is available. Returns the size of the part that the node will keep, in bytes.
 async fn check_origin(
     settings: &Settings,
     chain: &dyn Chain,
@@ -748,7 +755,7 @@ fn check_disk(
     checks: &mut Checks,
 ) {
     let directory = &settings.reading.directory;
-    // It need not exist yet.
+    // The directory may not exist yet.
     let place = directory.ancestors().find(|place| place.exists()).unwrap_or(Path::new("."));
     checks.0.push(compare_disk(free_bytes(place), bytes_in(directory), role_disk(role, figures), data_bytes));
 }
@@ -787,15 +794,15 @@ fn check_role_memory(
     }
 }
 
-/// Free bytes, where the system tells.
+/// Free memory in bytes, if the system reports it.
 #[derive(Clone, Copy)]
 struct FreeMemory {
     host: Option<u64>,
     device: Option<u64>,
 }
 
-/// Compares what a miner and the ranks on this machine need with what is free, as a miner does before it starts.
-/// `host`: the miner's own memory beside its training.
+/// Compares the needs of a miner and the ranks on this machine with the free memory, as a miner does before it
+/// starts. `host` is the miner's own memory beside its training.
 fn check_miner_memory(
     model: &ModelConfig,
     recipe: &Recipe,
@@ -880,7 +887,7 @@ mod tests {
 
     const LARGE: u64 = 256_000_000_000;
 
-    /// The verdicts on the memory of a miner with these settings under [train].
+    /// Returns the verdicts on the memory of a miner with these settings under [train].
     fn memory(model: &str, device: &str, train: &str, host: u64, free: [u64; 2]) -> Vec<Verdict> {
         let model = ModelConfig::preset(model).unwrap();
         let DeviceSetting { device, is_every_gpu } = device.parse().unwrap();

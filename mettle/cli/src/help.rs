@@ -2,12 +2,12 @@
 
 use daemon::exit::EXIT_CODES;
 
-/// For a command that signs.
+/// Returns the end of the help for a command that signs.
 pub(crate) fn signing(examples: &[&str]) -> String {
     format!("{}\n\n{EXIT_CODES}", reading(examples))
 }
 
-/// For a command that signs nothing.
+/// Returns the end of the help for a command that does not sign.
 pub(crate) fn reading(examples: &[&str]) -> String {
     let lines: Vec<String> = examples.iter().map(|line| format!("  {line}")).collect();
     format!("Examples:\n{}", lines.join("\n"))

@@ -1,6 +1,6 @@
-//! `mettle init`: makes a seat or a run, step by step: keys, settings, checks, money, registration.
+//! `mettle init`: creates a seat or a run, step by step: keys, settings, checks, money, registration.
 //!
-//! A step that is done is skipped, so that the command can be repeated: after an interruption, or once money has come.
+//! A completed step is skipped, so the command can be repeated: after an interruption, or when money has arrived.
 
 mod run;
 
@@ -29,28 +29,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The account of a development chain that has plenty.
+/// The funded account of a development chain.
 const FAUCET: &str = "//Alice";
-/// The balance for fees that the hotkey gets.
+/// The hotkey's balance for fees.
 pub(crate) const HOTKEY_FUNDS: Amount = Amount(Amount::mtl(1).0 / 10);
 
-/// What `mettle init` makes.
+/// The object to create.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum InitCommand {
-    /// Make a miner's seat: keys, settings, checks, money
+    /// Create a miner's seat: keys, settings, checks, money
     ///
-    /// Asks before it signs anything, and skips what is done already: enter it again after an interruption, or once the
-    /// coldkey has money. Without the flags of a bucket the miner sends its contributions to validators, and needs no
-    /// open port. On a development chain the money comes from //Alice.
+    /// Asks before it signs, and skips completed steps: run it again after an interruption, or when the coldkey has
+    /// money. Without the flags of a bucket the miner sends its contributions to validators, and needs no open port.
+    /// On a development chain the money comes from //Alice.
     #[command(after_help = help::signing(&[
         "mettle init miner",
         "mettle init miner --dir seat0 --device cuda:0 --password-file password",
     ]))]
     Miner(Box<InitSeat>),
-    /// Make a validator's seat: keys, settings, checks, money
+    /// Create a validator's seat: keys, settings, checks, money
     ///
-    /// Asks before it signs anything, and skips what is done already: enter it again after an interruption, or once the
-    /// coldkey has money. On a development chain the money comes from //Alice.
+    /// Asks before it signs, and skips completed steps: run it again after an interruption, or when the coldkey has
+    /// money. On a development chain the money comes from //Alice.
     #[command(after_help = help::signing(&[
         "mettle init validator --store https://s3.example.org --bucket my-bucket \\",
         "    --access-key ID --secret-file secret --endpoint https://bucket.example.org \\",
@@ -70,10 +70,10 @@ pub enum InitCommand {
 pub struct InitValidator {
     #[command(flatten)]
     seat: InitSeat,
-    /// Take contributions of miners without a bucket at this address and port, of UDP and TCP.
+    /// Receive contributions of miners without a bucket at this address and port, of UDP and TCP.
     #[arg(long, value_name = "ADDRESS:PORT")]
     peer_listen: Option<SocketAddr>,
-    /// The public address and port, where --peer-listen does not name it.
+    /// The public address and port, if it differs from --peer-listen.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "peer_listen")]
     peer_announce: Option<SocketAddr>,
 }
@@ -92,7 +92,7 @@ impl InitValidator {
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct InitSeat {
-    /// The directory for keys, settings and data; made if it is not there [default: `mettle-miner` or
+    /// The directory for keys, settings and data; created if it is missing [default: `mettle-miner` or
     /// `mettle-validator`].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -116,10 +116,10 @@ pub struct InitSeat {
     /// The stake to hold from the coldkey [default: the run's minimum].
     #[arg(long, value_name = "AMOUNT")]
     stake: Option<Amount>,
-    /// The account that pays what the coldkey lacks: a key file [default on a development chain: //Alice].
+    /// The account that pays the coldkey's missing balance: a key file [default on a development chain: //Alice].
     #[arg(long, value_name = "KEY")]
     from: Option<String>,
-    /// Register although a check fails.
+    /// Register even if a check fails.
     #[arg(long)]
     force: bool,
     /// Sign without asking. Required without a terminal, and with --json.
@@ -148,7 +148,7 @@ struct BucketFlags {
 }
 
 impl BucketFlags {
-    /// The section of the settings; `None` without flags.
+    /// Returns the section of the settings; `None` without flags.
     fn store(&self) -> anyhow::Result<Option<StoreFile>> {
         let BucketFlags { store, bucket, access_key, secret_file, .. } = self.clone();
         let (Some(endpoint), Some(bucket), Some(access_key), Some(secret)) =
@@ -188,7 +188,7 @@ impl Home {
     }
 }
 
-/// Makes what was asked for; prints and asks through `output`.
+/// Creates the requested object; prints and asks through `output`.
 pub async fn init(command: InitCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
     match command {
         InitCommand::Miner(seat) => make_seat(Role::Miner, *seat, None, output).await,
@@ -200,8 +200,8 @@ pub async fn init(command: InitCommand, output: &mut Output<'_>) -> anyhow::Resu
     }
 }
 
-/// The chain and the run that the flags name. Settings that are there already have to name the same: some steps go by
-/// the flags, the others by the settings.
+/// Returns the chain and the run of the flags. Existing settings must name the same, because some steps use the flags
+/// and others the settings.
 fn read_flags(flags: &ChainFlags) -> anyhow::Result<EndpointArgs> {
     let args = flags.read(None)?;
     let Some(settings) = &flags.config else { return Ok(args) };
@@ -242,7 +242,7 @@ async fn make_seat(
         run: command.run,
     };
     let args = read_flags(&flags)?;
-    // Before anything is written: a wrong URL leaves nothing behind.
+    // Before the first write: a wrong URL leaves no files.
     let mut session = SigningSession::open(&args.chain).await?;
     let run = match known || command.run.is_some() {
         true => args.run,
@@ -347,7 +347,7 @@ fn write_settings(
     Ok(write_atomic(&home.settings, toml::to_string_pretty(&settings)?.as_bytes())?)
 }
 
-/// Makes a key file if it is not there. `what` says what the key does.
+/// Creates a key file if it is missing. `what` is the key's purpose.
 fn make_key(
     file: &Path,
     what: &str,
@@ -361,17 +361,17 @@ fn make_key(
     Ok(())
 }
 
-/// Who pays what an account lacks.
+/// The payer of an account's missing balance.
 struct Payer<'a> {
     /// A key; by default //Alice on a development chain.
     from: Option<&'a str>,
     yes: bool,
-    /// The account that gets it, as in "the coldkey".
+    /// The receiving account, as in "the coldkey".
     whose: &'a str,
 }
 
 impl Payer<'_> {
-    /// Sees to it that `account` has at least `needed`.
+    /// Ensures that `account` has at least `needed`.
     async fn pay(
         &self,
         session: &mut SigningSession,

@@ -88,7 +88,7 @@ pub fn run(command: KeysCommand, output: &mut Output<'_>) -> anyhow::Result<()> 
         }
         KeysCommand::Import { from, key: path, password_file } => {
             let export = KeyExport::read(&from)?;
-            // Before the password is asked for.
+            // Before the password prompt.
             if path.exists() {
                 return Err(KeyError::Exists(path).into());
             }
@@ -117,7 +117,7 @@ fn public_json(account: &Account, scheme: Option<Scheme>) -> Value {
     json!({ "address": address(account), "public": Hotkey(*account), "scheme": scheme })
 }
 
-/// Prints what was written.
+/// Prints the written key.
 fn written(path: &Path, key: &Key, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut value = public_json(&key.account(), Some(key.scheme()));
     value["file"] = json!(path);
@@ -125,7 +125,7 @@ fn written(path: &Path, key: &Key, output: &mut Output<'_>) -> anyhow::Result<()
     Ok(output.note(&format!("Wrote {}. {KEEP_A_COPY}", path.display()))?)
 }
 
-/// A file with a key's secret.
+/// Reads a file with a key's secret.
 fn secret_text(path: &Path) -> anyhow::Result<Zeroizing<String>> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("could not read the key's secret from {}", path.display()))?;

@@ -68,7 +68,7 @@ pub async fn run(command: ModelCommand, output: &mut Output<'_>) -> anyhow::Resu
     }
 }
 
-/// Runs `work` on its own thread. On Ctrl-C sets the flag, and waits until the work has cleaned up.
+/// Runs `work` on its own thread. On Ctrl-C it sets the flag and waits until the work has cleaned up.
 async fn interruptible<T: Send + 'static>(
     work: impl FnOnce(&AtomicBool) -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
@@ -84,7 +84,7 @@ async fn interruptible<T: Send + 'static>(
     work.await?
 }
 
-/// A model, and the device that it runs on.
+/// A model and its device.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ModelArgs {
     /// A node's directory, or one in Hugging Face format (config.json, safetensors).
@@ -141,7 +141,7 @@ fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<Loaded> {
     Ok(Loaded { name: spec.name, config: spec.model, theta: state.theta, of_run: Some(of_run) })
 }
 
-/// The run's specification and the model in a node's directory.
+/// Reads the run's specification and the model from a node's directory.
 fn node_model(directory: &Path, run: RunId) -> anyhow::Result<(RunSpec, ModelState)> {
     let path = directory.join(SPEC_FILE);
     let bytes = std::fs::read(&path).with_context(|| {
@@ -184,7 +184,7 @@ impl TokenizerArgs {
 mod testing {
     use tokenizer::TextTokenizer;
 
-    /// A byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
+    /// Creates a byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
     pub(super) fn tokenizer_json() -> Vec<u8> {
         include_bytes!("../../serve/tests/tokenizer.json").to_vec()
     }

@@ -1,4 +1,4 @@
-//! How a command prints, asks and exits: text, or one JSON object with `--json`.
+//! Output of a command, its questions and its exit: text, or one JSON object with `--json`.
 
 use anyhow::bail;
 use daemon::exit::{self, EXIT_NOT_SIGNED, ExitStatus};
@@ -9,7 +9,7 @@ use std::{
     io::{self, BufRead as _, IsTerminal as _, Write},
 };
 
-/// Why nothing was signed.
+/// Reason of an exit without a signature.
 const DECLINED: &str = "nothing was signed";
 const NO_TERMINAL: &str =
     "nothing was signed: there is no terminal to confirm at. Add --yes to sign without confirmation";
@@ -20,21 +20,21 @@ fn not_signed(why: &str) -> anyhow::Error {
     ExitStatus { code: EXIT_NOT_SIGNED, text: why.to_owned() }.into()
 }
 
-/// The form of what goes to standard output.
+/// Form of the standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Text,
     /// One object with `preview`, `result` and, after a failure, `error`.
     Json,
-    /// The fields of the result alone, and, after a failure, `error`.
+    /// Only the fields of the result and, after a failure, `error`.
     BareJson,
 }
 
-/// The output of one command, and its questions.
+/// Output of one command, and its questions.
 pub struct Output<'a> {
     form: Form,
     out: &'a mut dyn Write,
-    /// For previews, questions and notes, which no script reads.
+    /// Receives previews, questions and notes, which no script reads.
     err: &'a mut dyn Write,
     /// Reads a line from the terminal; `None` if there is no terminal.
     ask: &'a mut dyn FnMut() -> io::Result<Option<String>>,
@@ -53,19 +53,19 @@ impl<'a> Output<'a> {
         Output { form, out, err, ask, preview: Value::Null, result: Value::Null }
     }
 
-    /// Whether one JSON object is printed at the end, and nothing before.
+    /// Returns whether the output is one JSON object at the end.
     pub fn is_json(&self) -> bool {
         self.form != Form::Text
     }
 
-    /// Prints the JSON object as the result's fields, without a preview: for commands that sign nothing.
+    /// Prints the JSON object as the result's fields, without a preview: for commands that do not sign.
     pub fn bare_json(&mut self) {
         if self.form == Form::Json {
             self.form = Form::BareJson;
         }
     }
 
-    /// The command's result: prints `text` at once, or `value` at the end.
+    /// Reports the command's result: prints `text` at once, or `value` at the end.
     pub fn result(&mut self, text: &str, value: Value) -> io::Result<()> {
         if !self.is_json() {
             writeln!(self.out, "{}", text.trim_end())?;
@@ -77,7 +77,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Prints a part of a result at once, without a line break. Not in JSON.
+    /// Prints a part of a result at once, without a line break. Omitted in JSON.
     pub fn stream(&mut self, text: &str) -> io::Result<()> {
         if self.is_json() {
             return Ok(());
@@ -86,12 +86,12 @@ impl<'a> Output<'a> {
         self.out.flush()
     }
 
-    /// Prints a line for people, which is not part of the result. Not in JSON.
+    /// Prints a line for people, which is not part of the result. Omitted in JSON.
     pub fn note(&mut self, text: &str) -> io::Result<()> {
         if self.is_json() { Ok(()) } else { writeln!(self.err, "{text}") }
     }
 
-    /// Prints the JSON object, if it was asked for, with the error if there was one.
+    /// Prints the JSON object, if requested, with the error if there was one.
     pub fn finish(self, done: &anyhow::Result<()>) -> io::Result<()> {
         let mut object = match (self.form, self.result) {
             (Form::Text, _) => return Ok(()),
@@ -107,7 +107,7 @@ impl<'a> Output<'a> {
         writeln!(self.out, "{}", Value::Object(object))
     }
 
-    /// Shows what is about to be signed, as text or in the JSON object. `is_result` if the command ends with it.
+    /// Shows the data to sign, as text or in the JSON object. `is_result` if the command ends with it.
     pub fn preview(&mut self, preview: &(impl fmt::Display + Serialize), is_result: bool) -> io::Result<()> {
         self.preview = serde_json::to_value(preview)?;
         if self.is_json() {
@@ -117,7 +117,7 @@ impl<'a> Output<'a> {
         write!(to, "{preview}")
     }
 
-    /// Asks for a value that the flag `flag` would give.
+    /// Asks for a value that the flag `flag` can give.
     ///
     /// # Errors
     /// If there is no answer, or the user cannot be asked.
@@ -136,10 +136,10 @@ impl<'a> Output<'a> {
         answer.ok_or_else(missing)
     }
 
-    /// Asks for confirmation of what was shown, unless `yes` confirms it beforehand.
+    /// Asks for confirmation of the shown data, unless `yes` confirms it in advance.
     ///
     /// # Errors
-    /// An [`ExitStatus`] if the user declines or cannot be asked; the terminal's own errors.
+    /// Returns an [`ExitStatus`] if the user declines or cannot be asked, or the terminal's error.
     pub fn confirm(&mut self, yes: bool) -> anyhow::Result<()> {
         if yes {
             return Ok(());
@@ -172,7 +172,7 @@ pub async fn with_output(
     done
 }
 
-/// Standard output, where a closed pipe is no error: a command behind `… | head` still does its work.
+/// Standard output that ignores a closed pipe: a command in `… | head` still completes its work.
 struct Stdout;
 
 impl Write for Stdout {
@@ -192,7 +192,7 @@ fn ignore_closed_pipe<T>(written: io::Result<T>, all: T) -> io::Result<T> {
     }
 }
 
-/// Reads a line from the terminal; `None` if standard input is no terminal.
+/// Reads a line from the terminal; `None` if standard input is not a terminal.
 fn ask_terminal() -> io::Result<Option<String>> {
     if !io::stdin().is_terminal() {
         return Ok(None);
@@ -219,7 +219,7 @@ fn error_as_json(error: &anyhow::Error) -> Value {
 mod tests {
     use super::*;
 
-    /// Asks for confirmation and answers `typed`. Returns the reason for not signing, and how often was asked.
+    /// Asks for confirmation and answers `typed`. Returns the reason for not signing, and the number of questions.
     fn answer(yes: bool, json: bool, typed: Option<&str>) -> (Option<String>, usize) {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let mut asked = 0;

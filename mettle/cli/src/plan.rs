@@ -1,6 +1,6 @@
-//! `mettle plan`: what a run of some size needs of each role, and whether it fits its window.
+//! `mettle plan`: the needs of each role in a run of some size, and whether they fit its window.
 //!
-//! `figures.rs` computes it, from the constants in `constants.rs`. Nothing is read from a chain.
+//! `figures.rs` computes it from the constants in `constants.rs`. Nothing is read from a chain.
 
 mod constants;
 pub(crate) mod figures;
@@ -15,13 +15,13 @@ use model::{ModelConfig, RunSpec};
 use protocol::{RunParams, Terms, params::Density, view::RunStatus};
 use std::{path::PathBuf, time::Duration};
 
-/// Tokens of a sequence, if no preset tells.
+/// Default length of a sequence in tokens, without a preset.
 const TOKENS: u64 = 2048;
 
-/// Show what a run needs, and whether it fits its window
+/// Show a run's needs, and whether they fit its window
 ///
-/// Prints bytes, memory, disk, chain weight and time of each role in a window. It is arithmetic: each constant names
-/// its source. What does not fit is shown with the change that would make it fit.
+/// Prints bytes, memory, disk, chain weight and time of each role in a window. The plan is arithmetic: each constant
+/// names its source. A need that does not fit is shown with the change that would make it fit.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::reading(&[
     "mettle plan --params 70e9 --seats 1000 --uplink 110Mbit",
@@ -33,10 +33,10 @@ pub struct PlanRun {
     #[arg(long, value_name = "N", value_parser = quantity::count, required_unless_present = "preset")]
     #[arg(conflicts_with = "preset")]
     params: Option<u64>,
-    /// A preset, which also tells the activations: 117k, localnet, 1m, 6m, 150m, 1b, 8b or 70b.
+    /// A preset, which adds the activations: 117k, localnet, 1m, 6m, 150m, 1b, 8b or 70b.
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
-    /// Miners. All of them count as having a weight.
+    /// Miners. Each counts as having a weight.
     #[arg(long, value_name = "N", default_value_t = Terms::default().miner_seats_max.into())]
     seats: u32,
     /// Validators.
@@ -48,13 +48,13 @@ pub struct PlanRun {
     /// A miner's uplink, such as 110Mbit, 1Gbps or 100MB/s.
     #[arg(long, value_name = "RATE", value_parser = quantity::rate)]
     uplink: u64,
-    /// A miner's downlink [default: as its uplink].
+    /// A miner's downlink [default: the uplink].
     #[arg(long, value_name = "RATE", value_parser = quantity::rate)]
     downlink: Option<u64>,
-    /// A validator's uplink, to its bucket [default: as a miner's].
+    /// A validator's uplink, to its bucket [default: a miner's].
     #[arg(long, value_name = "RATE", value_parser = quantity::rate)]
     validator_uplink: Option<u64>,
-    /// A validator's downlink [default: as a miner's].
+    /// A validator's downlink [default: a miner's].
     #[arg(long, value_name = "RATE", value_parser = quantity::rate)]
     validator_downlink: Option<u64>,
     /// Length of a window, such as 20m or 1h30m; its phases keep their shares [default: the run's blocks].
@@ -66,7 +66,7 @@ pub struct PlanRun {
     /// Values of a contribution, of each 4096, or a fraction such as 1/64 [default: 64].
     #[arg(long, value_name = "DENSITY", value_parser = quantity::density)]
     density: Option<Density>,
-    /// Values of the update, in the same way [default: 1024].
+    /// Values of the update, in the same form [default: 1024].
     #[arg(long, value_name = "DENSITY", value_parser = quantity::density)]
     merge_density: Option<Density>,
     /// Training sequences of a seat in a window [default: 512].
@@ -80,7 +80,8 @@ pub struct PlanRun {
     run_params: Option<PathBuf>,
 }
 
-/// What each role's seats need in a run that exists, with its seats as they are taken. Times are over links of 1 Gbit/s.
+/// Returns the needs of each role's seats in an existing run with its current seats. Times are over links of 1
+/// Gbit/s.
 pub(crate) fn of_run(spec: &RunSpec, status: &RunStatus, block_time: Duration) -> [figures::Role; 3] {
     let link = Link { up: 1_000_000_000, down: 1_000_000_000 };
     figures::Plan::seat_roles(&PlanInput {
@@ -151,7 +152,7 @@ mod tests {
         plan: PlanRun,
     }
 
-    /// What the command prints.
+    /// Returns the command's output.
     fn run(arguments: &str, json: bool) -> Result<String, String> {
         let arguments = std::iter::once("plan").chain(arguments.split_whitespace());
         let program = Program::try_parse_from(arguments).map_err(|error| error.to_string())?;

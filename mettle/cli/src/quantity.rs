@@ -1,8 +1,8 @@
-//! Numbers with units, as people write them: counts, sizes, rates, times. Read exactly, without floating point.
+//! Reads numbers with units, as people write them: counts, sizes, rates, times. Exact, without floating point.
 
 use protocol::params::{CHUNK_VALUES, Density};
 
-/// Why a text is no quantity. Command lines print it behind flag and value.
+/// Reason why a text is not a quantity. Command lines print it after flag and value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     #[error("it has no number in front; write it as in {example}")]
@@ -19,7 +19,7 @@ pub enum QuantityError {
     Density,
 }
 
-/// A count, such as `70e9`, `70b`, `0.4m` or `1000`.
+/// Reads a count, such as `70e9`, `70b`, `0.4m` or `1000`.
 pub fn count(text: &str) -> Result<u64, QuantityError> {
     const EXAMPLE: &str = "70e9, 70b or 400k";
     let (number, unit) = Decimal::read(text, EXAMPLE)?;
@@ -34,7 +34,7 @@ pub fn count(text: &str) -> Result<u64, QuantityError> {
     number.times(scale, "units")
 }
 
-/// Bytes, above zero, such as `5GB`, `1.5 GiB` or `1048576`.
+/// Reads bytes, above zero, such as `5GB`, `1.5 GiB` or `1048576`.
 pub fn bytes(text: &str) -> Result<u64, QuantityError> {
     const EXAMPLE: &str = "5GB, 512MiB or 1048576";
     let (number, unit) = Decimal::read(text, EXAMPLE)?;
@@ -46,7 +46,8 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
     above_zero(number.times(scale, "bytes")?)
 }
 
-/// Bits per second, above zero, such as `110Mbit`, `110Mbit/s`, `1Gbps` or `1.5GB/s`. `b` is a bit and `B` a byte.
+/// Reads bits per second, above zero, such as `110Mbit`, `110Mbit/s`, `1Gbps` or `1.5GB/s`. `b` is a bit and `B` a
+/// byte.
 pub fn rate(text: &str) -> Result<u64, QuantityError> {
     const EXAMPLE: &str = "110Mbit, 1Gbps or 1.5GB/s";
     let (number, unit) = Decimal::read(text, EXAMPLE)?;
@@ -61,7 +62,7 @@ pub fn rate(text: &str) -> Result<u64, QuantityError> {
     above_zero(number.times(scale, "bits per second")?)
 }
 
-/// Milliseconds, above zero, such as `20m`, `6s`, `500ms`, `1h30m` or `2 d`.
+/// Reads milliseconds, above zero, such as `20m`, `6s`, `500ms`, `1h30m` or `2 d`.
 pub fn duration(text: &str) -> Result<u64, QuantityError> {
     const EXAMPLE: &str = "20m, 90s, 500ms or 1h30m";
     let (mut rest, mut total) = (text, 0u64);
@@ -87,7 +88,7 @@ pub fn duration(text: &str) -> Result<u64, QuantityError> {
     above_zero(total)
 }
 
-/// A density (PROT-7): values of each 4096, such as `64`, or a fraction of all, such as `1/64` or `64/4096`.
+/// Reads a density (PROT-7): values of each 4096, such as `64`, or a fraction of all, such as `1/64` or `64/4096`.
 pub fn density(text: &str) -> Result<Density, QuantityError> {
     let number = |text: &str| text.trim().parse::<u64>().map_err(|_| QuantityError::Density);
     let (part, of) = match text.split_once('/') {
@@ -99,7 +100,7 @@ pub fn density(text: &str) -> Result<Density, QuantityError> {
     kept.and_then(|kept| u16::try_from(kept).ok()).map(Density).ok_or(QuantityError::Density)
 }
 
-/// The factor of a prefix such as `G` or `Gi`; 1 without one.
+/// Returns the factor of a prefix such as `G` or `Gi`; 1 without one.
 fn prefix(text: &str) -> Option<u64> {
     const NAMES: [char; 4] = ['k', 'm', 'g', 't'];
     let mut letters = text.chars();
@@ -125,7 +126,7 @@ struct Decimal {
 }
 
 impl Decimal {
-    /// Reads the number that a text begins with, and returns what follows it, without the spaces around. Digits may be
+    /// Reads the number at the start of a text, and returns the rest without surrounding spaces. Digits may be
     /// grouped by `_`.
     fn read<'a>(text: &'a str, example: &'static str) -> Result<(Decimal, &'a str), QuantityError> {
         let none = || QuantityError::NoNumber { example };
@@ -148,7 +149,7 @@ impl Decimal {
         Ok((Decimal { digits, exponent: power.saturating_sub(places) }, rest.trim()))
     }
 
-    /// `self · scale`, if that is a whole number of `u64`.
+    /// Returns `self · scale`, if it is an integer that fits into `u64`.
     fn times(self, scale: u64, of: &'static str) -> Result<u64, QuantityError> {
         let too_large = QuantityError::TooLarge { of };
         if self.digits == 0 {
@@ -166,7 +167,7 @@ impl Decimal {
     }
 }
 
-/// Reads `e9`, `E-3` or `e+9` at the start of a text: the power of ten, or 0 without one, and the rest.
+/// Reads `e9`, `E-3` or `e+9` at the start of a text. Returns the power of ten, or 0 without one, and the rest.
 fn exponent(text: &str) -> (i32, &str) {
     let Some(after) = text.strip_prefix(['e', 'E']) else { return (0, text) };
     let (sign, digits) = match after.strip_prefix('-') {
@@ -200,7 +201,7 @@ mod tests {
             ("0", 0),
             ("0e400", 0),
             ("18446744073709551615", u64::MAX),
-            // Not a number that f64 has.
+            // Not exact in f64.
             ("9007199254740993", 9_007_199_254_740_993),
         ] {
             assert_eq!(count(text), Ok(value), "{text}");

@@ -1,6 +1,6 @@
-//! `mettle receipts`: what a seat was paid for and why, from the validators' signed receipts (PROT-27).
+//! `mettle receipts`: a seat's pay and its reasons, from the validators' signed receipts (PROT-27).
 //!
-//! Nothing is signed, and with `--uid` no key is needed.
+//! Nothing is signed, and `--uid` needs no key.
 
 use crate::{help, output::Output, seat::uid_of, signing::SigningSession};
 use anyhow::{bail, ensure};
@@ -9,7 +9,7 @@ use protocol::{Window, receipt};
 use serde_json::{Value, json};
 use watch::receipts::receipts_of;
 
-/// Show what the seat was paid for, from validators' receipts
+/// Show the reasons for the seat's pay, from validators' receipts
 ///
 /// For each window: the numbers of every validator's receipt, and the pay.
 #[derive(Clone, Debug, clap::Args)]

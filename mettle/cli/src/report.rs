@@ -19,8 +19,8 @@ use serde_json::json;
 
 /// Report a validator whose receipt contradicts its calls
 ///
-/// A validator that signed another attestation or vote in its receipt than it sent to the chain loses stake, once, and
-/// its seat. The reporter gets a part of the validator's own stake. `mettle audit` finds such contradictions.
+/// A validator whose receipt contains another attestation or vote than it sent to the chain loses stake, once, and
+/// its seat. The reporter receives a part of the validator's own stake. `mettle audit` finds such contradictions.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::signing(&["mettle report --key my-account.json --window 212 --validator 3"]))]
 pub struct Report {

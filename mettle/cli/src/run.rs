@@ -1,5 +1,5 @@
-//! The commands about runs: list, show; and those of a run's owner and its sponsors: create, fund, terms, pause,
-//! resume, claim, offer, accept, close.
+//! Commands about runs: list, show; and those of a run's owner and its sponsors: create, fund, terms, pause, resume,
+//! claim, offer, accept, close.
 
 pub(crate) mod create;
 mod show;
@@ -40,15 +40,15 @@ pub enum RunCommand {
     Create(Box<CreateRun>),
     /// Pay into the run's treasury
     ///
-    /// Any account may. The amount leaves the treasury only as pay for work.
+    /// Any account may pay. The amount leaves the treasury only as pay for work.
     #[command(after_help = help::signing(&["mettle run fund --key my-account.json --amount 100"]))]
     Fund(Fund),
     /// Show or change the run's economic terms: seats, stakes, pay
     ///
-    /// New terms take effect when an epoch begins, so that work is paid by the terms under which it was done: with the
-    /// next epoch, or, if they are worse for seats or nominators, after `unbonding_windows` and an epoch, so that any
-    /// stake can leave before. Only terms can change, up to the limits fixed at the run's creation. The run's
-    /// parameters, with which every participant computes the model, never change.
+    /// New terms take effect at the start of an epoch, so that work is paid by the terms under which it was done:
+    /// with the next epoch, or, if they are worse for seats or nominators, after `unbonding_windows` and an epoch, so
+    /// that any stake can leave before. Only terms can change, up to the limits fixed at the run's creation. The
+    /// run's parameters, with which every participant computes the model, never change.
     #[command(alias = "params", after_help = help::signing(&[
         "mettle run terms",
         "mettle run terms --key owner.json --set miner_seats_max=128 --set \"quorum=60 %\"",
@@ -74,11 +74,11 @@ pub enum RunCommand {
     /// The run's deposit is then held from you.
     #[command(after_help = help::signing(&["mettle run accept --key new-owner.json"]))]
     Accept(AccountSigner),
-    /// Close a run for good, and get its deposit back
+    /// Close a run permanently, and release its deposit
     ///
-    /// The run must not have started, or have been paused for its unbonding time and for two epochs. If new terms
+    /// The run must not have started, or must have been paused for its unbonding time and two epochs. If new terms
     /// shortened the unbonding time, stake that unbonds by the former one must be free too. Stakes, nominations and
-    /// claimable pay go back to their accounts. The rest of the treasury is burnt.
+    /// claimable pay return to their accounts. The rest of the treasury is burnt.
     #[command(after_help = help::signing(&["mettle run close --key owner.json"]))]
     Close(AccountSigner),
 }
@@ -87,7 +87,7 @@ pub enum RunCommand {
 pub struct Fund {
     #[command(flatten)]
     pub flags: AccountSigner,
-    /// How much, such as 100 or "12.5 MTL".
+    /// The amount, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Amount,
 }
@@ -102,7 +102,7 @@ pub struct TermsCommand {
     /// Change the terms that this JSON file names.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Take back terms that have not taken effect yet.
+    /// Cancel pending terms.
     #[arg(long, conflicts_with_all = ["set", "file"])]
     pub cancel: bool,
 }
@@ -133,7 +133,7 @@ pub async fn run(command: RunCommand, output: &mut Output<'_>) -> anyhow::Result
     }
 }
 
-/// The signer of a call that only the run's owner may make.
+/// Returns the signer of a call that only the run's owner may make.
 ///
 /// # Errors
 /// If the signer is not the owner: the chain would refuse the call, for a fee.
@@ -212,7 +212,7 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
         return Ok(output.result("no new terms are pending", json!({ "changed": [] }))?);
     }
     let now = status.run.terms;
-    // On top of the pending terms: a second change does not undo the first.
+    // Based on the pending terms: a second change does not undo the first.
     let from = status.pending_terms.map_or(now, |pending| pending.terms);
     if command.cancel {
         let stays = |(name, old, new)| format!("{name} stays {old} and does not become {new}");
@@ -263,7 +263,7 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
     session.signing.sign_and_print(output, &plan, &text, value).await
 }
 
-/// `from` with the changes that the file and the flags name.
+/// Applies the changes of the file and the flags to `from`.
 fn changed_terms(command: &TermsCommand, from: Terms, limits: &TermsLimits) -> anyhow::Result<Terms> {
     let mut to = from;
     if let Some(path) = &command.file {

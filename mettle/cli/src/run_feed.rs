@@ -1,4 +1,4 @@
-//! A run as it goes on, for `mettle web` and `mettle top`: the chain at each block, and validators' public receipts.
+//! A run as it changes, for `mettle web` and `mettle top`: the chain at each block, and validators' public receipts.
 
 use anyhow::Context as _;
 use chain_client::Chain;
@@ -21,32 +21,32 @@ use watch::{
     receipts::{WindowReceipts, receipts_of},
 };
 
-/// How long the run's specification may take.
+/// Time limit for fetching the run's specification.
 const SPEC_WITHIN: Duration = Duration::from_secs(10);
-/// Between two looks while no block is finalised: a chain that is silent is shown as such.
+/// Interval between reads while no block is finalised, so that a silent chain is shown as such.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Validators whose receipts of each window are read, those with the most stake.
+/// Maximum number of validators whose receipts of each window are read, those with the most stake.
 const RECEIPTS_MAX: usize = 3;
-/// Windows within which validators put a receipt into their buckets once it is public.
+/// Number of windows within which validators upload a receipt after it may be public.
 const PUBLISHED_WITHIN_WINDOWS: u32 = 2;
-/// Between two measurements of the block time.
+/// Interval between measurements of the block time.
 const MEASURE_EVERY: Duration = Duration::from_secs(10);
-/// Read receipts that wait.
+/// Maximum number of read receipts that wait.
 const RECEIPTS_WAITING_MAX: usize = 2;
 
-/// Takes what could not be read. A program that draws on the terminal shows it otherwise.
+/// Receives reports of failed reads. A program that draws on the terminal shows them in its own way.
 pub(crate) type Warn = fn(&str);
 
-/// What is seen of a run from outside.
+/// The public state of a run.
 pub(crate) struct RunFeed {
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<dyn Fetch>,
     pub observer: Observer,
-    /// Between two blocks.
+    /// Interval between two blocks.
     pub block_time: Duration,
     measured: Instant,
     heads: Receiver<chain_client::Head>,
-    /// When the last block came, at first when the feed was opened.
+    /// Time of the last block; initially that of opening the feed.
     seen: Instant,
     receipts: mpsc::Receiver<WindowReceipts>,
     warn: Warn,
@@ -77,7 +77,7 @@ impl RunFeed {
         })
     }
 
-    /// The run's specification, or why it is not known.
+    /// Fetches the run's specification. `Err` is the reason why it is unknown.
     pub async fn specification(&self) -> Result<RunSpec, String> {
         let read = open::specification(&*self.chain, &*self.fetch, &self.observer.run);
         let read = tokio::time::timeout(SPEC_WITHIN, read).await;
@@ -85,7 +85,7 @@ impl RunFeed {
         read.map_err(late)?.map_err(|error| format!("{error:#}"))
     }
 
-    /// Reads the chain. Where it does not answer, [`RunFeed::silence`] grows.
+    /// Reads the chain. While it does not answer, [`RunFeed::silence`] grows.
     pub async fn look(&mut self) {
         if let Err(error) = self.observer.look(&*self.chain).await {
             (self.warn)(&format!("could not read the chain: {}", error_chain(&error)));
@@ -95,7 +95,10 @@ impl RunFeed {
         }
     }
 
-    /// Waits for a block or for receipts, or some seconds. It may be cancelled.
+    /// Waits for a block or for receipts, or some seconds.
+    ///
+    /// # Cancel safety
+    /// The future may be dropped.
     pub async fn changed(&mut self) -> anyhow::Result<()> {
         tokio::select! {
             changed = self.heads.changed() => {
@@ -111,12 +114,12 @@ impl RunFeed {
         Ok(())
     }
 
-    /// Since the last block.
+    /// Returns the time since the last block.
     pub fn silence(&self) -> Duration {
         self.seen.elapsed()
     }
 
-    /// The seats from which nothing comes.
+    /// Returns the absent seats.
     pub fn absences(&self) -> BTreeMap<Uid, Absence> {
         let now = Instant::now();
         let away = |uid| Some((uid, self.observer.absence(uid, now)?));
@@ -124,7 +127,7 @@ impl RunFeed {
     }
 }
 
-/// Reads receipts of each window as they become public, from the oldest window that the chain keeps.
+/// Reads the receipts of each window when they become public, from the oldest window that the chain keeps.
 async fn read_receipts(
     chain: Arc<dyn Chain>,
     fetch: Arc<dyn Fetch>,
@@ -141,7 +144,7 @@ async fn read_receipts(
         next = next.max(Window(sealed.0.saturating_sub(watch::why::KEPT_WINDOWS)));
         while next < sealed {
             match window_receipts(&*chain, &*fetch, &run, now, next).await {
-                // Asked for again at the next block.
+                // The next block repeats the request.
                 Ok(Some(read)) if is_awaited(&read, now, &run.params) => break,
                 Ok(Some(read)) => {
                     if to.send(read).await.is_err() {
@@ -162,7 +165,7 @@ async fn read_receipts(
     }
 }
 
-/// Whether no receipt of a window could be read, and one may still come.
+/// Returns whether no receipt of a window could be read yet, although one may still arrive.
 fn is_awaited(read: &WindowReceipts, now: Window, params: &RunParams) -> bool {
     let public = receipt::public_from(read.window, params);
     let is_late = public.0.saturating_add(PUBLISHED_WITHIN_WINDOWS) <= now.0;
@@ -184,7 +187,7 @@ async fn window_receipts(
     Ok(Some(receipts_of(fetch, chain.genesis(), run, now, &view, &seats, &[]).await))
 }
 
-/// Ends a task with the value.
+/// Aborts a task when the value is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {

@@ -1,4 +1,4 @@
-//! The commands of a seat's owner. Each makes a [`TransactionPlan`](crate::signing::TransactionPlan).
+//! Commands of a seat's owner. Each creates a [`TransactionPlan`](crate::signing::TransactionPlan).
 
 mod hotkey;
 mod pay;
@@ -68,7 +68,7 @@ pub enum SeatCommand {
         "mettle rewind --uid 3 --coldkey coldkey.json --withdraw",
     ]))]
     Rewind(rewind::Rewind),
-    /// Let another key act for the coldkey, which stays offline
+    /// Authorise another key to act for the coldkey, which stays offline
     #[command(subcommand)]
     Proxy(proxy::ProxyCommand),
 }
@@ -128,7 +128,7 @@ impl Seat {
     /// Connects, and finds a seat that the coldkey owns.
     ///
     /// # Errors
-    /// If there is no such seat, or another account owns it: the chain would refuse the call, for a fee.
+    /// If the seat does not exist or another account owns it: the chain would refuse the call, for a fee.
     pub(crate) async fn open(flags: &SeatFlags, coldkey: &ColdkeyFlags) -> anyhow::Result<(Seat, Signer)> {
         let found = Seat::find(flags, flags.read()?).await?;
         let signer = coldkey.signer()?;
@@ -145,7 +145,7 @@ impl Seat {
         Ok((found, signer))
     }
 
-    /// Finds the seat by its uid, or by its hotkey.
+    /// Finds the seat by its uid or its hotkey.
     pub(crate) async fn find(flags: &SeatFlags, args: EndpointArgs) -> anyhow::Result<Seat> {
         let session = RunSession::open(args).await?;
         let uid = uid_of(session.chain(), flags, &session.args).await?;
@@ -164,7 +164,7 @@ impl Seat {
     }
 }
 
-/// The uid that the flags name, or that of the hotkey's seat.
+/// Returns the uid of the flags, or that of the hotkey's seat.
 pub(crate) async fn uid_of(chain: &dyn Chain, flags: &SeatFlags, args: &EndpointArgs) -> anyhow::Result<Uid> {
     if let Some(uid) = flags.uid {
         return Ok(Uid(uid));
@@ -175,7 +175,7 @@ pub(crate) async fn uid_of(chain: &dyn Chain, flags: &SeatFlags, args: &Endpoint
     Ok(seat.id.uid)
 }
 
-/// The hotkey that the flags or the settings name.
+/// Returns the hotkey of the flags or the settings.
 pub(crate) fn seat_hotkey(args: &EndpointArgs) -> anyhow::Result<Hotkey> {
     required_hotkey(args, "add --uid UID, --key FILE, or `key = \"FILE\"` to the settings file")
 }

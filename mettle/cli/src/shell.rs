@@ -1,4 +1,4 @@
-//! `mettle completions` and `mettle man`: this command line, for shells and for `man`.
+//! `mettle completions` and `mettle man`: descriptions of this command line for shells and for `man`.
 
 use crate::{cli, help, output::Output};
 use anyhow::Context as _;
@@ -21,7 +21,7 @@ pub enum ShellCommand {
     /// Write the man pages, one per command
     #[command(after_help = help::reading(&["mettle man --out man1 && man man1/mettle-register.1"]))]
     Man {
-        /// The directory to write them in.
+        /// The directory for the pages.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
     },

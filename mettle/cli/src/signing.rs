@@ -1,7 +1,7 @@
-//! Signing for a person: plan, preview, confirmation, submission, report.
+//! Signing by a person: plan, preview, confirmation, submission, report.
 //!
-//! A command makes a [`TransactionPlan`]; everything after that is here, so that no command can sign what it has not
-//! shown. The preview is made from the calls that are then submitted. The key is opened only after confirmation.
+//! A command creates a [`TransactionPlan`]; all later steps are here, so that no command can sign calls that it has
+//! not shown. The preview is made from the calls that are then submitted. The key is opened only after confirmation.
 
 use crate::{output::Output, submit};
 use anyhow::{Context as _, bail, ensure};
@@ -27,20 +27,20 @@ use std::{
 use store::Store;
 use watch::{block_clock::BlockClock, text::readable};
 
-/// How a transaction is confirmed and sent.
+/// Confirmation and submission of a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ConfirmArgs {
     /// Sign without asking. Required without a terminal, and with --json.
     #[arg(long)]
     pub yes: bool,
-    /// Show what would be signed, and sign nothing.
+    /// Show the transaction without signing it.
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
     /// Sign nothing, and write the transactions to this new file: a wallet or another machine signs them, and `mettle
     /// submit` submits them, up to the block that this command prints. The key may then be given as its address.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["yes", "dry_run"])]
     pub sign_elsewhere: Option<PathBuf>,
-    /// Pay this on top of the fee of each call: full blocks prefer it.
+    /// Added to the fee of each call: full blocks include it first.
     #[arg(long, value_name = "AMOUNT", default_value = "0")]
     pub tip: Amount,
 }
@@ -71,7 +71,7 @@ pub struct AccountSigner {
 }
 
 impl AccountSigner {
-    /// The signer, as `whose`, of a command with these settings.
+    /// Returns the signer, as `whose`, of a command with these settings.
     pub fn signer(&self, args: &EndpointArgs, whose: &'static str) -> anyhow::Result<Signer> {
         let Some(source) = args.key.clone() else {
             bail!("no key to sign with: add --key KEY, or `key = \"FILE\"` to the settings file");
@@ -101,13 +101,13 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// The key's account; needs no password.
+    /// Returns the key's account; needs no password.
     fn key_account(&self) -> anyhow::Result<Account> {
         let account = self.source.account();
         account.with_context(|| format!("could not read the key {} of {}", self.source, self.whose))
     }
 
-    /// The account in whose name the calls are made; needs no password.
+    /// Returns the account in whose name the calls are made; needs no password.
     pub fn account(&self) -> anyhow::Result<Account> {
         self.proxy_of.map_or_else(|| self.key_account(), Ok)
     }
@@ -129,7 +129,7 @@ impl Signer {
         Ok(key)
     }
 
-    /// The call that is submitted for `call`.
+    /// Returns the submitted call for `call`.
     fn wrap(&self, call: Call) -> Call {
         match self.proxy_of {
             Some(real) => Call::Proxied { real, kind: None, call: Box::new(call) },
@@ -138,26 +138,26 @@ impl Signer {
     }
 }
 
-/// Opens the key of `whose`. Its password is in the file, the environment, or asked for.
+/// Opens the key of `whose`. Its password comes from the file, the environment or a prompt.
 pub fn open_key(source: &KeySource, password_file: Option<&Path>, whose: &str) -> anyhow::Result<Key> {
     let password =
         |path: &Path| KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Once);
     source.open(password).with_context(|| format!("could not open the key {source} of {whose}"))
 }
 
-/// The calls that a person is asked to sign.
+/// The calls to sign.
 #[derive(Clone, Debug)]
 pub struct TransactionPlan {
     /// The purpose, as in "take 5 MTL out of the stake of uid 3".
     pub what: String,
-    /// Signed and submitted in this order.
+    /// The calls in submission order.
     pub calls: Vec<Call>,
     pub signer: Signer,
     /// The consequences, one sentence each.
     pub then: Vec<String>,
 }
 
-/// What would be signed.
+/// Preview of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Preview {
     pub what: String,
@@ -172,7 +172,7 @@ pub struct Preview {
     /// The account in whose name the calls are made, if it is not the signer's own.
     pub on_behalf_of: Option<String>,
     pub calls: Vec<PreviewedCall>,
-    /// Paid on top of the fee of each call, in MTL; `None` without one.
+    /// Added to the fee of each call, in MTL; `None` without a tip.
     pub tip: Option<String>,
     pub then: Vec<String>,
 }
@@ -180,9 +180,9 @@ pub struct Preview {
 /// One call of a preview.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PreviewedCall {
-    /// As the chain names it: `Registry.unstake`.
+    /// The call's name on the chain: `Registry.unstake`.
     pub call: String,
-    /// Every argument by its name on the chain, in the chain's order.
+    /// All arguments by their names on the chain, in the chain's order.
     pub arguments: Vec<PreviewedArgument>,
     /// The call's bytes in hex, which any Substrate tool decodes.
     pub call_data: String,
@@ -196,10 +196,10 @@ pub struct PreviewedArgument {
     pub value: String,
 }
 
-/// Longer call data is cut in text; JSON has all of it.
+/// Maximum length of call data in text; JSON has all of it.
 const CALL_DATA_SHOWN: usize = 64;
 
-/// A longer list is shown line by line.
+/// Maximum length of a list on one line.
 const LIST_LONG: usize = 120;
 
 impl fmt::Display for Preview {
@@ -267,7 +267,7 @@ impl SigningSession {
         Ok(SigningSession { chain: open::chain(config, None).await?, config: config.clone() })
     }
 
-    /// What would be signed, with the chain's estimates.
+    /// Creates the preview, with the chain's estimates.
     pub async fn preview(&self, plan: &TransactionPlan) -> anyhow::Result<Preview> {
         let account = plan.signer.key_account()?;
         let mut calls = Vec::new();
@@ -295,7 +295,8 @@ impl SigningSession {
         })
     }
 
-    /// Shows the plan and asks for confirmation; then connects with the key. False if nothing is to be signed here.
+    /// Shows the plan and asks for confirmation; then connects with the key. Returns false if nothing is to be signed
+    /// here.
     pub async fn confirm(&mut self, output: &mut Output<'_>, plan: &TransactionPlan) -> anyhow::Result<bool> {
         let signer = &plan.signer;
         output.preview(&self.preview(plan).await?, signer.confirm.dry_run)?;
@@ -309,7 +310,7 @@ impl SigningSession {
         output.confirm(signer.confirm.yes)?;
         open::check_key(&signer.source, self.chain.is_development())?;
         let key = signer.open()?;
-        // Later reads see the effect of what this client submits.
+        // Later reads see the effect of this client's submissions.
         self.chain = open::chain_with_tip(&self.config, Some(key), signer.confirm.tip).await?;
         Ok(true)
     }
@@ -341,8 +342,8 @@ impl SigningSession {
         Ok(output.result(&text, json!({ "file": file, "transactions": unsigned }))?)
     }
 
-    /// [`SigningSession::confirm`], then submits every call of the plan, and adds the block of each to the output's
-    /// JSON. False if nothing was signed here.
+    /// Calls [`SigningSession::confirm`], then submits every call of the plan, and adds the block of each to the
+    /// output's JSON. Returns false if nothing was signed here.
     pub async fn sign(&mut self, output: &mut Output<'_>, plan: &TransactionPlan) -> anyhow::Result<bool> {
         if !self.confirm(output, plan).await? {
             return Ok(false);
@@ -365,7 +366,7 @@ impl SigningSession {
         Ok(true)
     }
 
-    /// [`SigningSession::sign`], then prints the result, unless nothing was signed here.
+    /// Calls [`SigningSession::sign`], then prints the result, unless nothing was signed here.
     pub async fn sign_and_print(
         &mut self,
         output: &mut Output<'_>,
@@ -380,8 +381,8 @@ impl SigningSession {
     }
 }
 
-/// Writes an object with the bucket's key, reads it at `base_url` without, and deletes it. Unlike at a node's start, a
-/// bucket that is only away fails too: what is signed next cannot be taken back.
+/// Writes an object with the bucket's key, reads it at `base_url` without the key, and deletes it. Unlike at a node's
+/// start, an unavailable bucket is an error too: the next signature cannot be revoked.
 pub async fn check_bucket(
     output: &mut Output<'_>,
     bucket: &dyn Store,
@@ -396,7 +397,7 @@ pub async fn check_bucket(
     )
 }
 
-/// A run, as a command finds it, and the session in which calls to it are signed.
+/// A run, and the session in which calls to it are signed.
 pub struct RunSession {
     pub args: EndpointArgs,
     pub run: RunId,
@@ -417,13 +418,13 @@ impl RunSession {
         &*self.signing.chain
     }
 
-    /// The seat with this uid.
+    /// Returns the seat with this uid.
     pub async fn seat_at(&self, uid: Uid) -> anyhow::Result<Option<SeatStatus>> {
         let found = self.chain().seat_statuses(self.run, uid, 1).await?.into_iter().next();
         Ok(found.filter(|found| found.seat.id.uid == uid))
     }
 
-    /// The run's unbonding time, as text.
+    /// Returns the run's unbonding time as text.
     pub fn unbonding(&self) -> String {
         self.clock.windows(self.status.run.terms.unbonding_windows)
     }
@@ -433,7 +434,7 @@ pub fn unbonding_json(chunk: &UnbondingView) -> Value {
     json!({ "amount": units(Amount(chunk.amount)), "until": chunk.until })
 }
 
-/// Of `unbonding`: what is free at the open window, and what is not.
+/// Splits `unbonding` into the amount that is free at the open window, and the rest.
 pub fn freed(unbonding: &[UnbondingView], open: Option<Window>) -> (Amount, Amount) {
     let (free, waiting): (Vec<_>, Vec<_>) =
         unbonding.iter().partition(|chunk| open.is_some_and(|now| chunk.until <= now));
@@ -443,7 +444,7 @@ pub fn freed(unbonding: &[UnbondingView], open: Option<Window>) -> (Amount, Amou
     (sum(free), sum(waiting))
 }
 
-/// An amount in JSON: in the smallest unit, as a string, because JSON numbers are not exact above 2⁵³.
+/// Returns an amount in JSON: in the smallest unit, as a string, because JSON numbers are not exact above 2⁵³.
 pub fn units(amount: Amount) -> Value {
     Value::String(amount.0.to_string())
 }

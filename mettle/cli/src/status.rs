@@ -1,4 +1,4 @@
-//! `mettle status`: what a seat has, what is pending, and what it was paid for.
+//! `mettle status`: a seat's state, pending changes and pay.
 
 use crate::{
     output::Output,
@@ -26,10 +26,10 @@ use watch::{
     text::{percent_of, share},
 };
 
-/// Payslips shown in text; JSON has all that the chain keeps.
+/// Maximum number of payslips in text; JSON has all that the chain keeps.
 const PAYSLIPS_SHOWN: usize = 8;
 
-/// Bonds shown in text; JSON has all.
+/// Maximum number of bonds in text; JSON has all.
 const BONDS_SHOWN: usize = 5;
 
 /// Show the seat's stake, rating, pay and payslips
@@ -44,7 +44,7 @@ pub(crate) struct StatusReport {
     pub run: RunStatus,
     pub clock: BlockClock,
     pub seat: SeatStatus,
-    /// The latest last.
+    /// The latest is last.
     pub payslips: Vec<Payslip>,
     /// The coldkey's status in the run.
     pub account: AccountStatus,
@@ -98,7 +98,7 @@ pub(crate) async fn status(command: Status, output: &mut Output<'_>) -> anyhow::
     Ok(output.result(&report.text(), report.json())?)
 }
 
-/// The run, and what a seat in it costs.
+/// Describes the run and the cost of a seat.
 fn without_a_seat(run: &RunStatus, clock: &BlockClock) -> String {
     let mut text = run_text(run, clock);
     for (role, seats) in [(Role::Miner, &run.miners), (Role::Validator, &run.validators)] {
@@ -173,7 +173,7 @@ fn run_json(run: &RunStatus, clock: &BlockClock) -> Value {
 }
 
 impl StatusReport {
-    /// The status as text.
+    /// Returns the status as text.
     pub(crate) fn text(&self) -> String {
         let mut text = run_text(&self.run, &self.clock);
         self.write_seat(&mut text).expect("a string takes all text");
@@ -248,7 +248,7 @@ impl StatusReport {
         Ok(())
     }
 
-    /// Whether the seat can be replaced.
+    /// Describes whether the seat can be replaced.
     fn replacement(&self) -> String {
         let role = self.seat.seat.role;
         let seats = match role {
@@ -290,7 +290,7 @@ impl StatusReport {
         }
     }
 
-    /// A validator's largest bonds.
+    /// Describes a validator's largest bonds.
     fn bonds_text(&self) -> String {
         let mut bonds = self.bonds.clone();
         bonds.sort_by_key(|(uid, bond)| (Reverse(*bond), *uid));
@@ -333,7 +333,7 @@ impl StatusReport {
         Ok(())
     }
 
-    /// The status as JSON, with exact amounts.
+    /// Returns the status as JSON, with exact amounts.
     pub(crate) fn json(&self) -> Value {
         let SeatStatus { seat, consensus, .. } = &self.seat;
         let consensus_json = |consensus: &SeatConsensus| {

@@ -1,4 +1,4 @@
-//! `mettle submit`: submits what was signed elsewhere, after `--sign-elsewhere` of another command.
+//! `mettle submit`: submits transactions that were signed elsewhere, after `--sign-elsewhere` of another command.
 
 use crate::{account::NetworkFlags, output::Output, signing::SigningSession};
 use anyhow::{Context as _, ensure};
@@ -11,14 +11,14 @@ use std::{
 };
 use watch::text::readable;
 
-/// A run's terms and parameters are some kilobytes.
+/// Maximum size of the file, in bytes: a run's terms and parameters take some kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Submit what a wallet or another machine has signed
+/// Submit transactions that a wallet or another machine has signed
 ///
-/// FILE is what a command wrote with --sign-elsewhere. Each of its transactions is an object as polkadot-js and the wallets
-/// built on it sign it (`SignerPayloadJSON`); its `payload` has the bytes to sign for anything else. It may be repeated:
-/// the chain includes a transaction once.
+/// FILE comes from a command with --sign-elsewhere. Each of its transactions is an object as polkadot-js and the
+/// wallets built on it sign it (`SignerPayloadJSON`); its `payload` has the bytes to sign for any other signer. The
+/// command may be repeated: the chain includes a transaction once.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Submit {
     #[command(flatten)]
@@ -31,7 +31,7 @@ pub struct Submit {
     signatures: Vec<String>,
 }
 
-/// Writes transactions for a signer elsewhere to a new file.
+/// Writes transactions for another signer to a new file.
 pub(crate) fn write(file: &Path, calls: &[UnsignedCall]) -> anyhow::Result<()> {
     let failed = || format!("could not write {}", file.display());
     let text = serde_json::to_vec_pretty(calls)?;
@@ -41,7 +41,7 @@ pub(crate) fn write(file: &Path, calls: &[UnsignedCall]) -> anyhow::Result<()> {
     };
     let mut temporary = tempfile::NamedTempFile::new_in(directory).with_context(failed)?;
     std::io::Write::write_all(&mut temporary, &text).with_context(failed)?;
-    // What is there may wait for its signature.
+    // An existing file may wait for its signature.
     temporary.persist_noclobber(file).with_context(failed)?;
     Ok(())
 }

@@ -24,15 +24,15 @@ use watch::{
     text,
 };
 
-/// Between two looks at the keyboard.
+/// Interval between reads of the keyboard.
 const KEYS_EVERY: Duration = Duration::from_millis(100);
-/// How long one read of the chain may take.
+/// Time limit of one read of the chain.
 const READ_WITHIN: Duration = Duration::from_secs(3);
 
 /// Watch a run in the terminal
 ///
-/// Shows window and phase, the curve of the loss, and every seat with its weight, its pay and what it does now. The
-/// loss is that of the window's common sequences, from the validators' public receipts. `q`, Esc or Ctrl-C ends it.
+/// Shows window and phase, the curve of the loss, and every seat with its weight, its pay and its activity. The loss
+/// is that of the window's common sequences, from the validators' public receipts. `q`, Esc or Ctrl-C ends it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::reading(&[
     "mettle top --chain ws://127.0.0.1:9944 --run 0",
@@ -43,7 +43,7 @@ pub struct Top {
     chain_flags: ChainFlags,
 }
 
-/// Shows until a key ends it.
+/// Shows the run until a key ends it.
 pub async fn top(command: Top, output: &mut Output<'_>) -> anyhow::Result<()> {
     ensure!(!output.is_json(), "a screen has no JSON: `mettle run show --json` prints a run once");
     ensure!(
@@ -57,7 +57,7 @@ pub async fn top(command: Top, output: &mut Output<'_>) -> anyhow::Result<()> {
         Err(_) => format!("run {}", feed.observer.run.id),
     };
     let stop = StopSignal::listen();
-    // A silent chain is a line of the screen; lines of the log would stand over it.
+    // A silent chain is a line of the screen; log lines would overwrite the screen.
     program::silence_log();
     let screen = Screen;
     let mut terminal = ratatui::try_init().context("the terminal does not take a full screen")?;
@@ -66,7 +66,7 @@ pub async fn top(command: Top, output: &mut Output<'_>) -> anyhow::Result<()> {
     shown
 }
 
-/// A full screen, restored whatever happens; in a panic, by ratatui's own hook.
+/// A full screen, restored in every case; after a panic, by ratatui's own hook.
 struct Screen;
 
 impl Drop for Screen {
@@ -99,7 +99,7 @@ async fn show(
             let page = draw::Page::of(&view, area.width.into(), area.height.into());
             frame.render_widget(&page, area);
         })?;
-        // A chain that is away may answer after minutes: the screen says so meanwhile, and keys are heard.
+        // An unavailable chain may answer after minutes: the screen shows this, and keys are handled.
         let next = async {
             if !std::mem::take(&mut is_first) {
                 feed.changed().await?;

@@ -14,9 +14,9 @@ use watch::{
 
 /// Serve a page of a run for a browser
 ///
-/// Shows the run, its windows and its seats as they change, and the evidence behind every contribution: seats, windows
-/// and pay from the chain, scores and losses from the validators' public receipts. Signs nothing. A page begins with the
-/// windows that the chain still has, the last 128, and with those that an earlier page kept with --history.
+/// Shows the run, its windows and its seats as they change, and the evidence behind every contribution: seats,
+/// windows and pay from the chain, scores and losses from the validators' public receipts. Signs nothing. A page
+/// begins with the last 128 windows, which the chain keeps, and with those that an earlier page kept with --history.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::reading(&[
     "mettle web --chain ws://127.0.0.1:9944 --run 0",
@@ -26,10 +26,10 @@ use watch::{
 pub struct Web {
     #[command(flatten)]
     chain_flags: ChainFlags,
-    /// The address of the page. Everybody who reaches it can read the page.
+    /// The address of the page. No authentication.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8440")]
     listen: SocketAddr,
-    /// Keep the windows that were seen in a file of this directory, and begin with them next time.
+    /// Keep the shown windows in a file of this directory, and begin with them next time.
     #[arg(long, value_name = "DIR")]
     history: Option<PathBuf>,
 }

@@ -1,6 +1,7 @@
-//! `mettle why`: what became of a seat's work in one window, from its commitment to its pay.
+//! `mettle why`: the fate of a seat's work in one window, from its commitment to its pay.
 //!
-//! `watch` reads chain and receipts, and concludes. What cannot be known is said, with the window from which it can.
+//! `watch` reads chain and receipts and derives the result. A missing fact is named with the window from which it is
+//! available.
 
 use crate::{help, output::Output, plan::table::wrapped, seat::Seat};
 use daemon::{config::SeatFlags, open::fetcher};
@@ -8,14 +9,14 @@ use protocol::Window;
 use serde_json::{Value, json};
 use watch::why::{Explanation, Facts, Step, Verdict, explain};
 
-/// Before the text of a step.
+/// Width of a step's label, in columns.
 const LABEL: usize = 14;
 
-/// Explain a seat's pay for one window, and how to earn more
+/// Explain a seat's pay for one window, and how to increase it
 ///
-/// Follows the work through the window: commitment, attestations, selection, outcome, the validators' receipts, weight
-/// and pay. What is not public yet is named with the window from which it is. A validator reads the same of its own
-/// duties.
+/// Follows the work through the window: commitment, attestations, selection, outcome, the validators' receipts,
+/// weight and pay. Facts that are not public yet are named with the window of their publication. For a validator's
+/// seat, it shows the validator's duties.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::reading(&[
     "mettle why --config miner.toml --window 212",

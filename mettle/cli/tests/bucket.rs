@@ -58,7 +58,7 @@ impl Scene {
         for name in files(&root.path().join("text")).keys() {
             store.upload_named(&format!("texts/{name}"), &root.path().join("text").join(name)).await.unwrap();
         }
-        // Hidden, and what consoles write for directories.
+        // A hidden object, and the empty objects that consoles write for directories.
         store.upload_named("texts/.hidden/a.jsonl", &root.path().join("text/a.jsonl")).await.unwrap();
         fs::write(root.path().join("empty"), "").unwrap();
         store.upload_named("data/whole", &root.path().join("empty")).await.unwrap();
@@ -144,9 +144,9 @@ async fn a_dataset_is_made_from_a_bucket_into_a_bucket_by_processes_that_are_kil
     };
     assert_eq!(mixture("s3://mine/texts/a.jsonl", "mixed-bucket"), mixture("text/a.jsonl", "mixed-files"));
 
-    // And the dataset in the bucket, by a process that is killed every few moments.
+    // The dataset goes into the bucket, from a process that is killed repeatedly.
     let whole = ["--text", "s3://mine/texts", "--out", "s3://mine/data/whole"];
-    // Most requests take a while, so that processes are killed within them too.
+    // Most requests are slow, so that processes are killed during them too.
     scene
         .server
         .inject("mine", Faults { delay_max: Duration::from_millis(20), ..Faults::default() })
@@ -201,7 +201,7 @@ async fn a_dataset_is_made_from_a_bucket_into_a_bucket_by_processes_that_are_kil
         assert_eq!(scene.below("data/whole").await, local, "{cut}");
     }
 
-    // Another dataset, foreign objects, and a dataset in its own text are refused, and leave all as it was.
+    // Another dataset, foreign objects, and a dataset in its own text are refused, and leave everything unchanged.
     let other = ["--text", "s3://mine/texts/a.jsonl", "--out", "s3://mine/data/whole", "--work", "third"];
     refused(scene.in_bucket(&other), &["s3://mine/data/whole", "another text"]);
     refused(

@@ -21,7 +21,7 @@ use serde_json::Value;
 use std::{path::Path, time::Duration};
 use store::{Credentials, S3Settings, S3Store, Store as _};
 
-/// What a command printed, and how it ended.
+/// Output and exit of a command.
 #[derive(Debug)]
 struct Ended {
     out: String,
@@ -38,7 +38,7 @@ impl Ended {
         self
     }
 
-    /// Prints this, on either stream or as the error.
+    /// Asserts that this is printed, on either stream or as the error.
     #[track_caller]
     fn prints(&self, part: &str) -> &Ended {
         let error = self.done.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
@@ -77,8 +77,8 @@ fn dev(path: &str) -> Key {
 }
 
 impl Net {
-    /// Windows of 20 blocks; stake unbonds in one window. A block is made with each call and when the test says so, so
-    /// that a window lasts as long as the test needs.
+    /// Creates windows of 20 blocks; stake unbonds in one window. A block is made with each call and on the test's
+    /// request, so that a window lasts as long as the test needs.
     async fn new() -> Net {
         let config = Config { sealing: Sealing::Instant, ..Config::default() };
         let chain = EmbeddedChain::start(config).await.unwrap();
@@ -117,7 +117,7 @@ impl Net {
         Net { chain, alice, run, schedule }
     }
 
-    /// Enters a command, and `typed` where it asks; `None` means no terminal.
+    /// Enters a command, and `typed` as its answer; `None` means no terminal.
     async fn enter(&self, role: Role, line: &str, typed: Option<&str>) -> Ended {
         let url = self.chain.url();
         let line = line.replacen("register ", &format!("register {role} "), 1);
@@ -144,7 +144,7 @@ impl Net {
         self.enter(Role::Validator, line, None).await
     }
 
-    /// Enters a command, and has blocks finalised until it ends.
+    /// Enters a command, and finalises blocks until it ends.
     async fn examine(&self, line: &str) -> Ended {
         let blocks = async {
             loop {
@@ -296,7 +296,7 @@ async fn a_new_key_gets_money_on_a_development_chain_and_passes_it_on() {
     let (coldkey, password) = (file("cold.json"), file("password"));
     net.miner(&format!("keys new --key {coldkey} --password-file {password}")).await.succeeds();
 
-    // The way to money is named where it is missing.
+    // The output names the source of money where it is missing.
     let address = net.miner(&format!("keys show --key {coldkey}")).await.succeeds().out.trim().to_owned();
     let way = format!("mettle transfer --key //Alice --to {address} --amount");
     net.miner(&format!("balance {coldkey}")).await.succeeds().prints("free      0 MTL").prints(&way);
@@ -318,14 +318,14 @@ async fn a_new_key_gets_money_on_a_development_chain_and_passes_it_on() {
         (&Value::String(address.clone()), Some("Balances.transfer_keep_alive"))
     );
 
-    // And it can take a seat.
+    // It can register a seat.
     net.miner(&register).await.succeeds().prints("uid ");
     let has = net.miner(&format!("balance {coldkey}")).await;
     has.succeeds().prints("held      10 MTL").prints("run 0     10 MTL staked with uid 0");
     let json = net.miner(&format!("balance {address} --json")).await.succeeds().json();
     assert_eq!(json["runs"][0]["staked"], Amount::mtl(10).0.to_string());
 
-    // What cannot be is refused without a fee.
+    // Impossible transfers are refused without a fee.
     let free = net.free("//Bob").await;
     for (line, says) in [
         ("--key //Bob --to //Bob --amount 1", "same account"),
@@ -338,7 +338,7 @@ async fn a_new_key_gets_money_on_a_development_chain_and_passes_it_on() {
     }
     assert_eq!(net.free("//Bob").await, free);
 
-    // A proxy that may do everything, and one that may not.
+    // A proxy with full control, and one without.
     let bob = dev("//Bob").address();
     let proxied = format!("transfer --yes --key //Dave --proxy-of {bob} --to //Eve --amount 3");
     for (may, code) in [("non-transfer", Some(exit::EXIT_REFUSED)), ("any", None)] {
@@ -371,7 +371,7 @@ async fn runs_are_listed_and_a_run_that_is_not_served_is_still_shown() {
     {
         net.miner(line).await.ends_with_code(1).prints("no run 7").prints("`mettle run list`");
     }
-    // The chain's own words name no client.
+    // The chain's own error text does not name a client.
     let fund = Call::Fund { run: RunId(7), amount: Amount::mtl(1) };
     let refused = net.alice.submit(fund).await.unwrap_err().to_string();
     assert!(refused.contains("UnknownRun") && refused.contains("`mettle run list`"), "{refused}");
@@ -864,12 +864,12 @@ async fn one_command_makes_a_seat_and_finds_what_is_done() {
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(file("password"), std::fs::Permissions::from_mode(0o600)).unwrap();
     }
-    // Nothing is written for a seat that cannot be.
+    // Nothing is written for an impossible seat.
     let bare = net.examine(&format!("init validator --dir {} --yes", file("v"))).await;
     bare.ends_with_code(1).prints("--secret-file");
     assert!(!home.path().join("v").exists());
 
-    // The run's owner serves nothing here, and no validator takes contributions.
+    // The run's owner serves nothing here, and no validator receives contributions.
     let init = format!("init miner --dir {} --password-file {}", file("seat"), file("password"));
     let before = net.free("//Alice").await;
     let unwell = net.examine(&format!("{init} --yes")).await;
@@ -894,7 +894,7 @@ async fn one_command_makes_a_seat_and_finds_what_is_done() {
     let after = net.free("//Alice").await;
     assert!(after < before);
 
-    // The same again changes nothing.
+    // Repeating the command changes nothing.
     let again = net.examine(&format!("{init} --yes")).await;
     again.succeeds().prints("has its seat already").prints("are kept as they are");
     assert_eq!(net.free("//Alice").await, after);
@@ -959,7 +959,7 @@ async fn a_doctor_names_what_keeps_a_node_from_working() {
     let good = server.base_url("mine");
     net.miner(&register(&good)).await.succeeds().prints("the bucket was not tried");
 
-    // The run's owner serves nothing here, so specification and data fail, and all else is well.
+    // The run's owner serves nothing here, so specification and data fail, and all other checks pass.
     let seated = net.examine(&doctor).await;
     seated
         .ends_with_code(1)
@@ -1148,7 +1148,7 @@ async fn one_command_makes_a_run_and_finds_what_is_done() {
     std::fs::write(file("secret"), "secret\n").unwrap();
     std::fs::write(file("password"), "open sesame\n").unwrap();
     let bare = format!("init run --dir {} --password-file {}", file("mine"), file("password"));
-    // Nothing is written before all that it needs is named.
+    // Nothing is written before all requirements are named.
     net.miner(&bare)
         .await
         .ends_with_code(1)
@@ -1186,12 +1186,12 @@ async fn one_command_makes_a_run_and_finds_what_is_done() {
     assert!(settings.starts_with("run = 1\n"), "{settings}");
     let paid = alice().await;
     assert!(paid < before);
-    // A command that was killed when the run was on the chain is finished: no second run is made.
+    // A command that was killed after the run's creation completes the run: no second run is created.
     std::fs::write(file("mine/settings.toml"), settings.replace("run = 1\n", "")).unwrap();
     let finished = net.miner(&format!("{} --yes", init("origin"))).await;
     finished.succeeds().prints("finish run 1").prints("run 1, first window at block");
 
-    // The same again changes nothing.
+    // Repeating the command changes nothing.
     let again = net.miner(&format!("{} --yes", init("origin"))).await;
     again.succeeds().prints("The run exists already").prints("kept as they are");
     again.prints("mettle init validator --chain").prints("mettle init miner --chain");
@@ -1239,7 +1239,7 @@ async fn a_wallet_s_account_is_imported_and_signs_as_a_coldkey() {
     );
     net.miner(&from_words).await.succeeds().prints(address);
 
-    // What its owner pays and signs.
+    // The account can pay and sign.
     let cold = format!("--coldkey {} --coldkey-password-file {}", file("cold.json"), file("password"));
     net.miner(&format!("transfer --yes --key //Alice --to {address} --amount 300")).await.succeeds();
     let back =
@@ -1305,7 +1305,7 @@ async fn what_is_signed_elsewhere_is_checked_and_submitted_once() {
     let seat = net.seat("//Bob//hot").await.seat;
     assert_eq!((seat.coldkey, seat.stake), (bob.account(), Amount::mtl(10).0));
     let after = net.free("//Bob").await;
-    // Again: the same blocks, and nothing more.
+    // Repeated: the same blocks, and nothing more.
     let again = net.examine(&format!("{} --json", submit("seat.json", &good))).await.succeeds().json();
     assert_eq!(again["included"].as_array().unwrap().len(), 2);
     assert_eq!(net.free("//Bob").await, after);

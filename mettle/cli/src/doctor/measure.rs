@@ -1,4 +1,5 @@
-//! What `doctor` measures on this machine, and the comparison with what is needed: pure functions where they can be.
+//! Measurements of this machine for `doctor`, and their comparison with the requirements: pure functions where
+//! possible.
 
 use super::{Check, Verdict};
 use crate::plan::{
@@ -14,21 +15,21 @@ use std::{
 };
 use store::{Store, StoreError};
 
-/// Bytes of the object that the uplink is measured with.
+/// Size of the object for the measurement of the uplink, in bytes.
 const UPLINK_BYTES: usize = 8 << 20;
-/// Small objects by which the latency of the bucket is measured, and their bytes.
+/// Number of small objects for the measurement of the bucket's latency, and their size in bytes.
 const LATENCY_WRITES: usize = 3;
 const LATENCY_BYTES: usize = 64;
-/// Part of a role's space that has to stay free: a file is written beside the version that it replaces.
+/// Divisor of a role's space for the part that must stay free: a file is written beside its old version.
 const FREE_PART: u64 = 16;
-/// Descriptors for connections, buckets and files at once.
+/// Minimum limit of descriptors, for connections, buckets and files together.
 const OPEN_FILES_MIN: u64 = 1024;
-/// How far a clock may be off before it is worth a warning.
+/// Clock difference above which a warning is shown.
 const CLOCK_OFF_MAX: Duration = Duration::from_secs(2);
-/// Files of a directory that are counted.
+/// Maximum number of files that are counted in a directory.
 const FILES_MAX: usize = 1 << 20;
 
-/// A file's permission bits, if it can be read; `None` where the system has none.
+/// Returns a file's permission bits, if it can be read; `None` if the system has none.
 pub(super) fn mode_of(path: &Path) -> io::Result<Option<u32>> {
     let file = fs::File::open(path)?;
     #[cfg(unix)]
@@ -43,13 +44,13 @@ pub(super) fn mode_of(path: &Path) -> io::Result<Option<u32>> {
     }
 }
 
-/// Bytes of all files below `directory`; 0 if there is none.
+/// Returns the total size of all files below `directory`, in bytes; 0 if there are none.
 pub(super) fn bytes_in(directory: &Path) -> u64 {
     let (mut bytes, mut left, mut waiting) = (0u64, FILES_MAX, vec![directory.to_owned()]);
     while let Some(directory) = waiting.pop() {
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             left = left.saturating_sub(1);
-            // Of a link itself, so that there is no cycle.
+            // The metadata of a link itself, so that there is no cycle.
             let Ok(found) = entry.metadata() else { continue };
             if found.is_dir() && 0 < left {
                 waiting.push(entry.path());
@@ -80,7 +81,7 @@ pub(super) fn check_open_files(limits: Option<&str>) -> Check {
     }
 }
 
-/// Compares this machine's clock with the time of the latest finalised block, of which new ones are made.
+/// Compares this machine's clock with the time of the latest finalised block.
 pub(super) fn check_clock(now: Duration, block: Duration, block_time: Duration) -> Check {
     let ahead = block.saturating_sub(now);
     let age = now.saturating_sub(block);
@@ -109,7 +110,7 @@ pub(super) fn check_clock(now: Duration, block: Duration, block_time: Duration) 
     }
 }
 
-/// Compares the space on the disk with what the role's files and its part of the dataset need.
+/// Compares the free disk space with that of the role's files and its part of the dataset.
 pub(super) fn compare_disk(free: Option<u64>, used: u64, files: u64, data: u64) -> Check {
     let needed = files.saturating_add(data);
     let bytes = |bytes| figure(Figure::Bytes(bytes));
@@ -129,7 +130,7 @@ pub(super) fn compare_disk(free: Option<u64>, used: u64, files: u64, data: u64) 
     }
 }
 
-/// Compares the memory that is free with what a role needs.
+/// Compares the free memory with a role's requirement.
 pub(super) fn check_memory(available: Option<u64>, needed: u64, advice: &str) -> Check {
     let (verdict, measured) = match available {
         None => (Verdict::Ok, "the system does not tell".to_owned()),
@@ -140,10 +141,10 @@ pub(super) fn check_memory(available: Option<u64>, needed: u64, advice: &str) ->
     Check { name: "memory", verdict, measured, needed: figure(Figure::Bytes(needed)), advice: advice.into() }
 }
 
-/// How the bucket takes objects.
+/// Latency and rate of writes to the bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Uplink {
-    /// The time that every write takes, however small: the slowest of [`LATENCY_WRITES`].
+    /// The time that a write of any size takes: the slowest of [`LATENCY_WRITES`].
     pub latency_seconds: f64,
     pub bytes_per_second: f64,
 }
@@ -154,27 +155,27 @@ impl Uplink {
         let body = incompressible(UPLINK_BYTES);
         let small = body.chunks(UPLINK_BYTES / LATENCY_WRITES).filter_map(|chunk| chunk.get(..LATENCY_BYTES));
         let small = small.map(|bytes| write_seconds(store, Bytes::copy_from_slice(bytes)));
-        // After an error too, the others delete what they wrote.
+        // Even after an error, the other writes delete their objects.
         let latencies = futures::future::join_all(small).await;
         let latencies = latencies.into_iter().collect::<Result<Vec<f64>, StoreError>>()?;
         let seconds = write_seconds(store, Bytes::from(body)).await?;
         Ok(Uplink::of(latencies.into_iter().fold(0.0, f64::max), seconds))
     }
 
-    /// From the time of a small write, and that of one of [`UPLINK_BYTES`].
+    /// Computes the uplink from the time of a small write and that of [`UPLINK_BYTES`].
     fn of(latency_seconds: f64, seconds: f64) -> Uplink {
-        // A small write that took as long, over a new connection, says nothing about the rate.
+        // A small write that took equally long, over a new connection, does not determine the rate.
         let transfer = (seconds - latency_seconds).max(seconds / 10.0).max(1e-6);
         Uplink { latency_seconds, bytes_per_second: UPLINK_BYTES as f64 / transfer }
     }
 
-    /// The time that an object takes.
+    /// Returns the time for an object, in seconds.
     fn seconds(&self, bytes: u64) -> f64 {
         self.latency_seconds + bytes as f64 / self.bytes_per_second
     }
 }
 
-/// Bytes that no proxy compresses, others each time.
+/// Returns bytes that no proxy compresses, different ones each time.
 fn incompressible(length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length);
     let mut digest = Digest::of(format!("{:?}", Instant::now()).as_bytes());
@@ -185,7 +186,7 @@ fn incompressible(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes an object and deletes it. Returns how long the write took.
+/// Writes an object and deletes it. Returns the write's duration.
 async fn write_seconds(store: &dyn Store, body: Bytes) -> Result<f64, StoreError> {
     let key = keys::piece(&Digest::of(&body));
     let started = Instant::now();
@@ -196,8 +197,8 @@ async fn write_seconds(store: &dyn Store, body: Bytes) -> Result<f64, StoreError
     Ok(seconds)
 }
 
-/// Compares the uplink with what a role uploads before a deadline: a miner its contribution in the reveal phase, a
-/// validator the update in the vote phase.
+/// Compares the uplink with a role's upload before a deadline: a miner's contribution in the reveal phase, or a
+/// validator's update in the vote phase.
 pub(super) fn check_uplink(
     role: Role,
     uplink: Uplink,
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!((uplink.latency_seconds, uplink.bytes_per_second), (12.0, (1 << 20) as f64));
         assert_eq!(uplink.seconds(UPLINK_BYTES as u64), 20.0);
         assert_eq!(uplink.seconds(1 << 19), 12.5);
-        // Small writes that were slower, over new connections, do not make the rate endless.
+        // Slower small writes, over new connections, do not make the rate infinite.
         assert_eq!(Uplink::of(30.0, 20.0).bytes_per_second, (1 << 22) as f64);
     }
 

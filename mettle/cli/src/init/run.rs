@@ -1,4 +1,4 @@
-//! `mettle init run`: makes a run: the owner's key, settings, parameters, checks, money, and the run itself.
+//! `mettle init run`: creates a run: the owner's key, settings, parameters, checks, money, and the run itself.
 
 use super::{BucketFlags, Payer, absolute, make_key, read_flags};
 use crate::{
@@ -19,17 +19,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// More than the fees of the calls, and what the account of the run's treasury needs to exist.
+/// Upper bound of the calls' fees and the existential deposit of the run's treasury.
 const RESERVE: Amount = Amount::mtl(1);
 
-/// Make a run: the owner's key, settings, parameters, checks, money
+/// Create a run: the owner's key, settings, parameters, checks, money
 ///
-/// Asks for what no flag names. Checks dataset, model and bucket, asks before it signs, and skips what is done already:
-/// enter it again after an interruption, after a change of params.json, or once the owner has money. On a development
-/// chain the money comes from //Alice. `mettle run create` has more choices: weights, recipe, seed.
+/// Asks for values that no flag gives. Checks dataset, model and bucket, asks before it signs, and skips completed
+/// steps: run it again after an interruption, after a change of params.json, or when the owner has money. On a
+/// development chain the money comes from //Alice. `mettle run create` has more options: weights, recipe, seed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InitRun {
-    /// The directory for key, settings and parameters; made if it is not there.
+    /// The directory for key, settings and parameters; created if it is missing.
     #[arg(long, value_name = "DIR", default_value = "mettle-run")]
     dir: PathBuf,
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
@@ -44,7 +44,7 @@ pub struct InitRun {
     /// A name for the run.
     #[arg(long, default_value = "run")]
     name: String,
-    /// A prepared dataset on this machine: `mettle dataset prepare` makes one.
+    /// A prepared dataset on this machine, from `mettle dataset prepare`.
     #[arg(long, value_name = "DIR")]
     dataset: Option<PathBuf>,
     /// The model's configuration: a preset's name, or a JSON file.
@@ -53,7 +53,7 @@ pub struct InitRun {
     /// The run's parameters as JSON [default: the protocol's].
     #[arg(long, value_name = "FILE", conflicts_with = "like")]
     params: Option<PathBuf>,
-    /// Take the parameters of this run of the chain.
+    /// Copy the parameters of this run of the chain.
     #[arg(long, value_name = "ID")]
     like: Option<u32>,
     /// The run's economic terms as JSON [default: the protocol's].
@@ -61,10 +61,10 @@ pub struct InitRun {
     terms: Option<PathBuf>,
     #[command(flatten)]
     bucket: BucketFlags,
-    /// How much to pay into the run's treasury.
+    /// The amount to pay into the run's treasury.
     #[arg(long, value_name = "AMOUNT", default_value = "0")]
     fund: Amount,
-    /// The account that pays what the owner lacks: a key file [default on a development chain: //Alice].
+    /// The account that pays the owner's missing balance: a key file [default on a development chain: //Alice].
     #[arg(long, value_name = "KEY")]
     from: Option<String>,
     /// Sign without asking. Required without a terminal, and with --json.
@@ -91,7 +91,7 @@ impl Home {
     }
 }
 
-/// Makes the run; prints and asks through `output`.
+/// Creates the run; prints and asks through `output`.
 pub(super) async fn init(mut command: InitRun, output: &mut Output<'_>) -> anyhow::Result<()> {
     let known = command.dir.join("settings.toml").exists();
     let flags = ChainFlags {
@@ -100,7 +100,7 @@ pub(super) async fn init(mut command: InitRun, output: &mut Output<'_>) -> anyho
         genesis: command.genesis,
         run: None,
     };
-    // Before anything is asked or written: a wrong URL leaves nothing behind.
+    // Before the first question and the first write: a wrong URL leaves no files.
     let args = read_flags(&flags)?;
     let mut session = SigningSession::open(&args.chain).await?;
     let params = new_params(&command, &*session.chain).await?;
@@ -169,7 +169,7 @@ pub(super) async fn init(mut command: InitRun, output: &mut Output<'_>) -> anyho
                 let paid = Amount(session.chain.status(run.id).await?.treasury.funded);
                 checked.go_on_with(run, paid);
             }
-            // One that goes on with a run has had its reserve.
+            // A command that continues with a run had the reserve before.
             let reserve = if made.is_some() { Amount::ZERO } else { RESERVE };
             let needed = checked.cost(&*session.chain).await?.saturating_add(reserve);
             let payer = Payer { from: command.from.as_deref(), yes: command.yes, whose: "the run's owner" };
@@ -183,7 +183,7 @@ pub(super) async fn init(mut command: InitRun, output: &mut Output<'_>) -> anyho
     print(&home, &settings, &run, output)
 }
 
-/// Asks for what the run cannot be without. Returns the URL at which everyone reads its bucket.
+/// Asks for the required values. Returns the URL at which everyone reads the run's bucket.
 fn ask(command: &mut InitRun, known: bool, output: &mut Output<'_>) -> anyhow::Result<String> {
     if command.dataset.is_none() && !known {
         let dataset = output.question("The directory of a prepared dataset", "--dataset")?;
@@ -203,7 +203,7 @@ fn ask(command: &mut InitRun, known: bool, output: &mut Output<'_>) -> anyhow::R
     }
 }
 
-/// The parameters of a new directory.
+/// Returns the parameters of a new directory.
 async fn new_params(command: &InitRun, chain: &dyn Chain) -> anyhow::Result<RunParams> {
     let mut params = match (&command.params, command.like) {
         (Some(file), _) => return create::read_json(file),
@@ -211,7 +211,7 @@ async fn new_params(command: &InitRun, chain: &dyn Chain) -> anyhow::Result<RunP
         // A development chain's buckets have private addresses.
         (None, None) => RunParams { localnet: chain.is_development(), ..RunParams::default() },
     };
-    // Soon after it is created.
+    // The run starts soon after its creation.
     params.schedule.start = Block(0);
     Ok(params)
 }
@@ -233,20 +233,20 @@ fn read_settings(settings: &Path) -> anyhow::Result<String> {
     fs::read_to_string(settings).with_context(|| format!("could not read {}", settings.display()))
 }
 
-/// The run that the settings name.
+/// Returns the run that the settings name.
 fn written_run(settings: &Path) -> anyhow::Result<Option<RunId>> {
     let table: toml::Table = toml::from_str(&read_settings(settings)?)?;
     let run = table.get("run").and_then(toml::Value::as_integer);
     Ok(run.and_then(|run| u32::try_from(run).ok()).map(RunId))
 }
 
-/// Adds the run to the settings, so that later commands find it. The rest of the file stays.
+/// Adds the run to the settings, so that later commands find it. The rest of the file is unchanged.
 fn write_run(settings: &Path, run: RunId) -> anyhow::Result<()> {
     let text = read_settings(settings)?;
     Ok(write_atomic(settings, format!("run = {}\n{text}", run.0).as_bytes())?)
 }
 
-/// Prints the run, and the commands with which others take part.
+/// Prints the run, and the commands with which others participate.
 fn print(home: &Home, settings: &Settings, run: &RunView, output: &mut Output<'_>) -> anyhow::Result<()> {
     let chain = &settings.reading.chain;
     let genesis = chain.genesis.map(|genesis| format!(" --genesis {genesis}")).unwrap_or_default();

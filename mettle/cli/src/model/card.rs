@@ -1,4 +1,4 @@
-//! The model card of an exported model: what it is, where it comes from and who trained it.
+//! The model card of an exported model: its description, origin and contributors.
 
 use model::RunSpec;
 use protocol::{
@@ -8,10 +8,10 @@ use protocol::{
 use std::{cmp::Reverse, fmt::Write as _};
 use watch::{text, units};
 
-/// Seats that the card names, those with the most pay.
+/// Maximum number of seats on the card, those with the most pay.
 const SEATS_MAX: usize = 100;
 
-/// What the card is of.
+/// Origin of the model on the card.
 pub(super) struct Provenance<'a> {
     pub spec: &'a RunSpec,
     pub run: RunId,
@@ -22,14 +22,15 @@ pub(super) struct Provenance<'a> {
     pub chain: Option<&'a ChainFacts>,
 }
 
-/// What the chain says of the run.
+/// The chain's facts on the run.
 pub(super) struct ChainFacts {
     pub genesis: GenesisHash,
     pub run: RunView,
     pub seats: Vec<SeatView>,
 }
 
-/// Markdown with the front matter that model hubs read. Texts of others are printable and make no markup of their own.
+/// Writes Markdown with the front matter that model hubs read. Texts from other parties are printable and cannot add
+/// markup.
 pub(super) fn card(of: &Provenance<'_>) -> String {
     let Provenance { spec, run, window, lineage, root, chain } = of;
     let name = plain(&spec.name);
@@ -73,7 +74,7 @@ pub(super) fn card(of: &Provenance<'_>) -> String {
     card
 }
 
-/// A name for a code span: without control characters, and without characters that end one.
+/// Prepares a name for a code span: removes control characters and those that end a span.
 fn plain(name: &str) -> String {
     let is_kept = |c: char| c.is_alphanumeric() || " -_.,+".contains(c);
     text::readable(name).chars().map(|c| if is_kept(c) { c } else { '?' }).collect()

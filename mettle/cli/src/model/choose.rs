@@ -10,7 +10,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use tokenizer::TextTokenizer;
 
-/// Questions that a barely trained model can answer, in English and about Rust.
+/// Questions in English and about Rust that a barely trained model can answer.
 const CHECK_SET: &str = include_str!("../../data/choices.jsonl");
 
 /// Measure the model's accuracy on multiple-choice questions
@@ -35,7 +35,7 @@ pub struct ChooseContinuation {
 struct Question {
     context: String,
     choices: Vec<String>,
-    /// The index of the correct one.
+    /// The index of the correct choice.
     answer: usize,
 }
 
@@ -139,9 +139,9 @@ fn first_highest(values: &[f64]) -> usize {
     (1..values.len()).fold(0, |best, at| if values[at] > values[best] { at } else { best })
 }
 
-/// Tokens of a context and its continuation, as in lm-eval. White space at the context's end belongs to the
-/// continuation. Both are tokenised together, and cut after as many tokens as the context alone has. An empty context
-/// is an end of document.
+/// Returns the tokens of a context and its continuation, as in lm-eval. White space at the context's end belongs to
+/// the continuation. Both are tokenised together, and split after the number of tokens of the context alone. An empty
+/// context is an end of document.
 fn tokens_of(
     tokenizer: &TextTokenizer,
     context: &str,

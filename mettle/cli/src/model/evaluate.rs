@@ -1,4 +1,4 @@
-//! `mettle model evaluate`: the model's loss on a dataset. No score of the protocol uses it.
+//! `mettle model evaluate`: the model's loss on a dataset. The protocol's scores do not use it.
 
 use super::{ModelArgs, load};
 use crate::output::Output;
@@ -9,7 +9,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use tokenizer::TextTokenizer;
 
-/// Sequences measured at once.
+/// Number of sequences measured at once.
 const SEQUENCES_AT_ONCE: usize = 256;
 
 /// Measure the model's loss on a prepared dataset
@@ -84,15 +84,15 @@ pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyho
     Ok(output.result(&figures.text(), value)?)
 }
 
-/// A model's losses, summarised.
+/// Summary of a model's losses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct LossFigures {
     sequences: u64,
-    /// Predicted tokens.
+    /// Number of predicted tokens.
     tokens: u64,
-    /// Bytes of text behind them.
+    /// Bytes of text of these tokens.
     bytes: u64,
-    /// Nats per token.
+    /// Mean loss in nats per token.
     loss: f64,
     /// The standard error of the loss over sequences.
     standard_error: f64,
@@ -101,7 +101,7 @@ struct LossFigures {
 }
 
 impl LossFigures {
-    /// From the mean loss of each sequence of `length` tokens.
+    /// Summarises the mean loss of each sequence of `length` tokens.
     fn new(losses: &[f64], length: usize, bytes: u64) -> LossFigures {
         let LossEstimate { sequences, loss, standard_error } = LossEstimate::of(losses);
         let tokens = sequences * length as u64;
@@ -129,9 +129,9 @@ impl LossFigures {
     }
 }
 
-/// Bytes of text behind all tokens of a sequence but the first, which is not predicted.
+/// Returns the bytes of text of all tokens of a sequence but the first, which is not predicted.
 ///
-/// Ends of documents have no text. A character cut by the sequence's edge counts as three bytes.
+/// Ends of documents have no text. A character that the sequence's edge splits counts as three bytes.
 fn predicted_bytes(tokenizer: &TextTokenizer, sequence: &[u32]) -> anyhow::Result<u64> {
     let bytes = |tokens: &[u32]| -> anyhow::Result<u64> {
         let end = tokenizer.end_of_document();

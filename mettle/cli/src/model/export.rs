@@ -20,23 +20,22 @@ use std::{io, path::PathBuf, sync::atomic::AtomicBool};
 /// Export the model in Hugging Face format
 ///
 /// Writes a directory that `transformers` loads: LlamaForCausalLM in safetensors. The model is this node's own, or,
-/// with
-/// --published, a checkpoint that validators voted, fetched from their buckets.
+/// with --published, a checkpoint that validators voted for, fetched from their buckets.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExportModel {
-    /// The directory to create. It appears whole or not at all.
+    /// The directory to create. It appears completely or not at all.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Settings file (TOML).
     #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
     config: Option<PathBuf>,
-    /// Where the node keeps its model.
+    /// Directory of the model, the snapshot and the journal.
     #[arg(long, value_name = "DIR", env = "METTLE_DIRECTORY")]
     directory: Option<PathBuf>,
     /// A prepared dataset on this machine, for its tokenizer.
     #[arg(long, value_name = "DIR")]
     dataset: Option<PathBuf>,
-    /// Fetch a checkpoint that validators voted, instead of exporting this node's model.
+    /// Fetch a checkpoint that validators voted for, instead of exporting this node's model.
     #[arg(long)]
     published: bool,
     /// The window that opens with the checkpoint [default: the latest].
@@ -82,14 +81,14 @@ pub(super) async fn export(wanted: ExportModel, output: &mut Output<'_>) -> anyh
     Ok(output.result(&text, value)?)
 }
 
-/// This node's model.
+/// Reads this node's model.
 fn from_directory(wanted: &ExportModel) -> anyhow::Result<Model> {
     let reading = reading(wanted)?;
     let (spec, state) = node_model(&reading.directory, reading.run)?;
     Ok(Model::of(spec, state, tokenizer_at_hand(&reading)?))
 }
 
-/// A checkpoint that validators voted.
+/// Fetches a checkpoint that validators voted for.
 async fn from_mirrors(
     wanted: &ExportModel,
     scratch: &Scratch,
@@ -107,7 +106,7 @@ async fn from_mirrors(
     Ok((model, Some(facts)))
 }
 
-/// An error of the library that has no cause, with what to do about it.
+/// Appends the remedy to an error of the library without a cause.
 fn advised(error: Error) -> anyhow::Error {
     anyhow!("{error}: {}", error.to_do())
 }
@@ -125,7 +124,7 @@ fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
     })
 }
 
-/// The tokenizer of the dataset in the settings, or of the one that the node fetched.
+/// Returns the tokenizer of the dataset in the settings, or of the one that the node fetched.
 pub(super) fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Option<Vec<u8>>> {
     let (directory, must_be) = match &reading.dataset {
         Some(directory) => (directory.clone(), true),

@@ -7,7 +7,7 @@ use nn::Sampling;
 use serde_json::json;
 use std::ops::ControlFlow;
 
-/// Let the model continue a text
+/// Continue a text with the model
 ///
 /// On one machine the same seed gives the same text.
 #[derive(Clone, Debug, clap::Args)]
@@ -52,7 +52,7 @@ pub(super) fn generate(wanted: &GenerateText, output: &mut Output<'_>) -> anyhow
     let mut failed = None;
     let mut stopped = "the requested number of tokens was generated";
     output.stream(prompt)?;
-    // Text is printed as it is generated. A character may take several tokens, and is printed when it is complete.
+    // Prints text as it is generated. A character may take several tokens, and is printed when it is complete.
     let mut go_on = |token: u32| -> anyhow::Result<ControlFlow<()>> {
         if token == end {
             stopped = "the document ended";

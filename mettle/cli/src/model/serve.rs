@@ -1,4 +1,4 @@
-//! `mettle model serve`: the flags of `mettle-serve`, and the model that they name.
+//! `mettle model serve`: the flags of `mettle-serve`, and the model to serve.
 
 use super::{ModelArgs, TokenizerArgs, export::tokenizer_at_hand, load};
 use crate::output::Output;
@@ -25,7 +25,7 @@ pub struct ServeModel {
     /// A node's settings file (TOML), instead of MODEL.
     #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
     config: Option<PathBuf>,
-    /// Serve the newest checkpoint that validators voted, and each newer one when there is one.
+    /// Serve the newest checkpoint that validators voted for, and later ones as they appear.
     #[arg(long)]
     published: bool,
     /// With --published: URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
@@ -48,10 +48,10 @@ pub struct ServeModel {
     /// The address to listen at.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8441")]
     listen: SocketAddr,
-    /// Texts that are continued at once; more wait.
+    /// Texts that are continued at once; further ones wait.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = count)]
     parallel: usize,
-    /// Requests that wait; more are refused with 429.
+    /// Requests that wait; further ones are refused with 429.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = count)]
     queue: usize,
 }
@@ -91,7 +91,7 @@ pub(super) async fn serve(wanted: ServeModel, output: &mut Output<'_>) -> anyhow
 }
 
 impl ServeModel {
-    /// The settings of the node or the run.
+    /// Returns the settings of the node or the run.
     fn reading(&self) -> anyhow::Result<ReadOnlyConfig> {
         ReadOnlyConfig::read(&Flags {
             config: self.config.clone(),

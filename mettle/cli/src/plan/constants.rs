@@ -1,8 +1,8 @@
-//! The numbers that a plan is computed with, each with its source. To correct a plan, correct them here.
+//! The constants of a plan, each with its source. To correct a plan, correct them here.
 
 use serde::Serialize;
 
-/// A number, and where it comes from.
+/// A number with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Constant {
     pub name: &'static str,
@@ -13,21 +13,21 @@ pub struct Constant {
     pub source: &'static str,
 }
 
-/// What a number rests on.
+/// Basis of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Basis {
-    /// A command printed it, on the machine that the source names.
+    /// A command's output on the machine that the source names.
     Measured,
-    /// It follows from a format or a formula.
+    /// A consequence of a format or a formula.
     Formula,
     /// A default that a node's owner may change.
     Setting,
-    /// What the program is built to stay below.
+    /// A design limit of the program.
     Bound,
 }
 
-/// `e ← βe + Δ`, encode, subtract sent.
+/// Computes `e ← βe + Δ`, encodes, subtracts the sent values.
 pub const ENCODE: Constant = Constant {
     name: "encode, bytes of f32 per second, 2 threads",
     value: 12.4e9,
@@ -36,7 +36,7 @@ pub const ENCODE: Constant = Constant {
     source: "benchmarks.md, The kernels",
 };
 
-/// Decode an update, and apply it to the weights.
+/// Decodes an update and applies it to the weights.
 pub const APPLY: Constant = Constant {
     name: "decode and apply, bytes of f32 per second, 2 threads",
     value: 61.2e9,
@@ -45,7 +45,7 @@ pub const APPLY: Constant = Constant {
     source: "benchmarks.md, The kernels",
 };
 
-/// Decode a contribution to norms, which checks it.
+/// Decodes a contribution to norms, which checks it.
 pub const CHECK: Constant = Constant {
     name: "check a contribution, bytes of f32 per second, 2 threads",
     value: 236e9,
@@ -54,7 +54,7 @@ pub const CHECK: Constant = Constant {
     source: "benchmarks.md, The kernels",
 };
 
-/// Merge 20 contributions: 23 ms for 16 Mi values.
+/// Merges 20 contributions: 23 ms for 16 Mi values.
 pub const MERGE: Constant = Constant {
     name: "merge, per value and contribution, 2 threads",
     value: 0.023 / 16_777_216.0 / 20.0,
@@ -63,7 +63,7 @@ pub const MERGE: Constant = Constant {
     source: "benchmarks.md, The kernels",
 };
 
-/// Receive, check and write the pieces of a checkpoint: 0.87 s of processor time for 256 MiB from three mirrors.
+/// Receives, checks and writes the pieces of a checkpoint: 0.87 s of processor time for 256 MiB from three mirrors.
 pub const JOIN: Constant = Constant {
     name: "join, bytes per second of processor time",
     value: 268_435_456.0 / 0.87,
@@ -98,9 +98,9 @@ pub const FORWARD: Constant = Constant {
     source: "gpu.md, Speed",
 };
 
-/// A miner's own memory, besides its device: the residual (4), and the most that is beside it at once. While a snapshot
-/// is read, that is a second residual (4) and the moments (8). At a rebase it is the weights that training ahead began
-/// with and those it came to (4 each), and with `residual_share` those that the window starts from (4).
+/// A miner's own memory, besides its device: the residual (4), and the largest simultaneous need beside it. While a
+/// snapshot is read, that is a second residual (4) and the moments (8). At a rebase it is the weights at the start
+/// and the end of training ahead (4 each), and with `residual_share` those at the window's start (4).
 pub const MINER_HOST: Constant = Constant {
     name: "miner's host memory beside mapped files, per parameter",
     value: 16.0,
@@ -109,7 +109,7 @@ pub const MINER_HOST: Constant = Constant {
     source: "scaling.md, Memory by role",
 };
 
-/// The model in f32: a mapped file from 32 Mi values on, which the system may drop.
+/// The model in f32: from 32 Mi values on a mapped file, which the system may drop.
 pub const MINER_MODEL: Constant = Constant {
     name: "miner's model, per parameter",
     value: 4.0,
@@ -172,7 +172,7 @@ pub const VALIDATOR_HOST: Constant = Constant {
     source: "validating.md, Resources",
 };
 
-/// Its lists of sections, chunks and pieces: 4 MB per billion parameters.
+/// The validator's lists of sections, chunks and pieces: 4 MB per billion parameters.
 pub const VALIDATOR_LISTS: Constant = Constant {
     name: "merging validator's lists, on top, per parameter",
     value: 0.004,
@@ -190,7 +190,7 @@ pub const VALIDATOR_STATE: Constant = Constant {
     source: "training.md, Files and crash recovery",
 };
 
-/// The model, its predecessor, and the one being written.
+/// The model, its predecessor, and the model being written.
 pub const VALIDATOR_COPIES: Constant = Constant {
     name: "copies of the validator's model on its disk",
     value: 3.0,
@@ -208,7 +208,7 @@ pub const EVALUATOR_DEVICE: Constant = Constant {
     source: "scaling.md, Memory by role",
 };
 
-/// The window's weights, and the contribution that is measured.
+/// The window's weights, and the measured contribution.
 pub const EVALUATOR_HOST: Constant = Constant {
     name: "evaluating validator's memory on top, per parameter",
     value: 4.3,
@@ -249,7 +249,7 @@ pub const AHEAD: Constant = Constant {
     source: "training.md, Training ahead of the model",
 };
 
-/// The formula of `wire.rs`. It is within 1 % of the four densities that were measured.
+/// The formula of `wire.rs`, within 1 % of the four measured densities.
 pub const WIRE: Constant = Constant {
     name: "bits per value sent, for entries at random places",
     value: 1.0,
@@ -267,7 +267,7 @@ pub const CHAIN: Constant = Constant {
     source: "benchmarks.md, The chain",
 };
 
-/// All of them, as they are numbered in a plan's table.
+/// All constants, in the numbering of a plan's table.
 pub const ALL: [Constant; 27] = [
     WIRE,
     ENCODE,
@@ -299,7 +299,7 @@ pub const ALL: [Constant; 27] = [
 ];
 
 impl Constant {
-    /// Its number in a plan's table, from 1.
+    /// Returns its number in a plan's table, from 1.
     pub fn number(&self) -> usize {
         ALL.iter().position(|one| one.name == self.name).map_or(0, |index| index + 1)
     }
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(numbers, (1..=ALL.len()).collect::<Vec<_>>(), "each has a name of its own");
     }
 
-    /// The figures as the page has them.
+    /// The figures, as on the page.
     #[test]
     fn measured_constants_are_those_of_the_benchmarks() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");

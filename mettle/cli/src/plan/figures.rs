@@ -1,4 +1,4 @@
-//! The plan of a run as a pure function: from what is wanted to what each role needs, and whether it fits the window.
+//! The plan of a run as a pure function: from the desired run to each role's needs, and whether they fit the window.
 
 mod checks;
 
@@ -19,11 +19,11 @@ use protocol::{
 };
 use serde::Serialize;
 
-/// What is wanted.
+/// The desired run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanInput {
     pub parameters: u64,
-    /// The model's shape, if it is known: it adds the activations.
+    /// The model's shape, if known: it adds the activations.
     pub shape: Option<ModelConfig>,
     pub miners: u32,
     pub validators: u32,
@@ -37,14 +37,14 @@ pub struct PlanInput {
     pub tokens: u64,
 }
 
-/// Bits per second.
+/// Rates in bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Link {
     pub up: u64,
     pub down: u64,
 }
 
-/// Why there is no plan.
+/// Reason why no plan can be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     #[error("{parameters} parameters: a plan is for 1 to {PARAMETERS_MAX} of them (4 · 2^38)")]
@@ -77,7 +77,7 @@ pub enum PlanError {
     Params(#[from] ParamsError),
 }
 
-/// A plan is arithmetic, and goes beyond what a run may have today.
+/// Maximum number of parameters: a plan is arithmetic, and exceeds the limit of today's runs.
 pub const PARAMETERS_MAX: u64 = 4 * ModelConfig::VALUES_MAX;
 /// The longest sequence of a model.
 pub const TOKENS_MAX: u64 = 1 << 20;
@@ -89,7 +89,7 @@ fn seconds_of(milliseconds: u64) -> f64 {
     milliseconds as f64 / 1000.0
 }
 
-/// What each role needs in a window, and whether that fits.
+/// The needs of each role in a window, and whether they fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub sizes: Sizes,
@@ -98,7 +98,7 @@ pub struct Plan {
     pub checks: Vec<Check>,
 }
 
-/// The objects of a window.
+/// Sizes of a window's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sizes {
     pub contribution_bytes: u64,
@@ -110,16 +110,16 @@ pub struct Sizes {
     pub weights_bytes: u64,
 }
 
-/// The seconds of a window's phases (PROT-1).
+/// Durations of a window's phases, in seconds (PROT-1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Phases {
     pub window: f64,
-    /// Until the commit deadline. Training goes on after it, with the next window's data.
+    /// Time until the commit deadline. Training continues after it with the next window's data.
     pub commit: f64,
     pub reveal: f64,
     pub attest: f64,
     pub vote: f64,
-    /// Until the next window opens.
+    /// Time until the next window opens.
     pub finalise: f64,
 }
 
@@ -132,7 +132,7 @@ pub struct Role {
 }
 
 impl Role {
-    /// The bytes of a row; 0 without such a row.
+    /// Returns the bytes of a row; 0 without such a row.
     pub fn bytes(&self, key: &str) -> u64 {
         match self.rows.iter().find(|row| row.key == key).map(|row| row.value) {
             Some(Value::Bytes(bytes)) => bytes,
@@ -155,17 +155,17 @@ pub struct Row {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
     Bytes(u64),
-    /// `None`: it never ends.
+    /// `None`: infinite.
     Seconds(Option<f64>),
     BitsPerSecond(u64),
     Flop(f64),
     FlopPerSecond(f64),
     Count(u64),
-    /// From 0 to 1, or above if it does not fit.
+    /// From 0 to 1; above 1 if it does not fit.
     Share(f64),
 }
 
-/// Whether something fits into the time, or another limit, that it has.
+/// Comparison of a need with the available time or another limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {
     /// Its name in JSON.
@@ -175,19 +175,19 @@ pub struct Check {
     pub needs: Value,
     pub has: Value,
     pub severity: Severity,
-    /// What happens if it does not fit.
+    /// Consequence if it does not fit.
     pub otherwise: &'static str,
-    /// What would make it fit; empty if it does.
+    /// Changes that would make it fit; empty if it does.
     pub changes: Vec<Change>,
 }
 
-/// What a check that fails costs.
+/// Consequence of a failed check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// The run does not work.
     Breaks,
-    /// It works, with a loss.
+    /// The run works, with a loss.
     Costs,
 }
 
@@ -206,14 +206,14 @@ impl Check {
         self.needs.number() <= self.has.number()
     }
 
-    /// How many times too much it is; infinite if it has nothing.
+    /// Returns the ratio of the need to the limit; infinite if nothing is available.
     pub fn ratio(&self) -> f64 {
         self.needs.number() / self.has.number().max(0.0)
     }
 }
 
 impl Value {
-    /// The number in its unit; what never ends is infinite.
+    /// Returns the number in its unit, possibly infinite.
     pub fn number(self) -> f64 {
         match self {
             Value::Bytes(value) | Value::BitsPerSecond(value) | Value::Count(value) => value as f64,
@@ -224,8 +224,10 @@ impl Value {
 }
 
 impl Plan {
+    /// Computes the plan.
+    ///
     /// # Errors
-    /// If a number is impossible, with the formula that it does not fit.
+    /// If a number is impossible, with the formula that it violates.
     pub fn new(input: &PlanInput) -> Result<Plan, PlanError> {
         check_input(input)?;
         let context = Context::new(input);
@@ -244,18 +246,19 @@ impl Plan {
         })
     }
 
-    /// The roles of seats alone, also of a run whose windows are too short for a plan, as on a development chain.
+    /// Returns only the roles of seats, even for a run whose windows are too short for a plan, as on a development
+    /// chain.
     pub fn seat_roles(input: &PlanInput) -> [Role; 3] {
         let context = Context::new(input);
         [context.miner(), context.merging_validator(), context.evaluating_validator()]
     }
 
-    /// Whether nothing breaks.
+    /// Returns whether no check breaks the run.
     pub fn fits(&self) -> bool {
         self.checks.iter().all(|check| check.fits() || check.severity == Severity::Costs)
     }
 
-    /// The shortest window, in seconds, in which all that can be mended by a longer window fits; `None` if this one
+    /// Returns the shortest window, in seconds, that passes all checks that depend on its length; `None` if this one
     /// does.
     pub fn window_needed(&self) -> Option<f64> {
         let failing = self.checks.iter().filter(|check| !check.fits() && check.severity == Severity::Breaks);
@@ -267,7 +270,7 @@ impl Plan {
     }
 }
 
-/// A schedule of this many blocks with the phases of another one.
+/// Returns a schedule of this many blocks with the phases of another one.
 pub fn scaled(schedule: Schedule, blocks: u32) -> Schedule {
     let of = u64::from(schedule.blocks_per_window.max(1));
     let scale = |offset: u32| {
@@ -311,16 +314,16 @@ fn check_input(input: &PlanInput) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// What all roles are computed from.
+/// The input of all roles' computations.
 struct Context<'a> {
     input: &'a PlanInput,
     sizes: Sizes,
     phases: Phases,
-    /// Seconds of a block.
+    /// Duration of a block, in seconds.
     block: f64,
-    /// Contributions that are merged.
+    /// Number of merged contributions.
     selected: u64,
-    /// Contributions that a validator fetches: those of all seats, as each has a weight (PROT-13).
+    /// Number of contributions that a validator fetches: those of all seats, as each has a weight (PROT-13).
     fetched: u64,
 }
 
@@ -359,7 +362,7 @@ impl Context<'_> {
         (self.input.parameters as f64 * constant.value).round() as u64
     }
 
-    /// Seconds of a kernel over the dense vector.
+    /// Returns the duration of a kernel over the dense vector, in seconds.
     fn dense(&self, constant: Constant) -> f64 {
         self.sizes.weights_bytes as f64 / constant.value
     }
@@ -368,12 +371,12 @@ impl Context<'_> {
         known::MERGE.value * self.input.parameters as f64 * self.selected as f64
     }
 
-    /// The update's upload and a copy of each selected contribution.
+    /// Returns the size of the update's upload and a copy of each selected contribution, in bytes.
     fn mirrored_bytes(&self) -> u64 {
         self.selected * self.sizes.contribution_bytes + self.sizes.update_bytes
     }
 
-    /// Weights and merge buffer in pieces.
+    /// Returns the size of weights and merge buffer in pieces, in bytes.
     fn checkpoint_bytes(&self) -> u64 {
         2 * self.sizes.weights_bytes
     }
@@ -384,16 +387,16 @@ impl Context<'_> {
         windows * self.mirrored_bytes() + checkpoints * self.checkpoint_bytes()
     }
 
-    /// Contributions that a validator has to measure in each window: the selected ones, and each other seat in its turn
-    /// (PROT-28).
+    /// Returns the number of contributions that a validator must measure per window: the selected ones, and each
+    /// other seat in rotation (PROT-28).
     fn evaluations(&self) -> u64 {
         let others = self.fetched.saturating_sub(self.selected);
         let turns = others.div_ceil(self.input.params.evaluation_wait_max.max(1).into());
         (self.selected + turns).min(self.fetched)
     }
 
-    /// Forward passes of `contributions` measurements: own sequences before and after, common ones after, and the
-    /// common ones before once.
+    /// Returns the work of the forward passes of `contributions` measurements: own sequences before and after, common
+    /// ones after, and the common ones before once.
     fn evaluation_flop(&self, contributions: u64) -> f64 {
         let sequences = u64::from(self.input.params.evaluation_sequences);
         let passes = (3 * contributions + 1) as f64 * sequences as f64;
@@ -404,7 +407,7 @@ impl Context<'_> {
         let tokens = u64::from(self.input.params.sequences_per_seat) as f64 * self.input.tokens as f64;
         match &self.input.shape {
             Some(shape) => {
-                // With this plan's length of a sequence.
+                // With this plan's sequence length.
                 let shape = ModelConfig { seq_len: self.input.tokens as usize, ..shape.clone() };
                 shape.flops_per_token() * tokens
             }
@@ -413,7 +416,7 @@ impl Context<'_> {
     }
 
     fn data_bytes(&self) -> u64 {
-        // A token takes at most four bytes, and a sequence has one more than the model reads.
+        // A token takes at most four bytes, and a stored sequence has one more than the model reads.
         u64::from(self.input.params.sequences_per_seat) * (self.input.tokens + 1) * 4
     }
 
@@ -483,7 +486,7 @@ impl Context<'_> {
         Role { key: "miner", title: "Miner", rows }
     }
 
-    /// Memory of the devices: of one, or of the ranks' GPUs.
+    /// Returns the memory of the devices: of one, or of the ranks' GPUs.
     fn device_rows(&self) -> Vec<Row> {
         let ranks = u64::from(self.input.ranks);
         if ranks == 1 {
@@ -507,8 +510,8 @@ impl Context<'_> {
         ]
     }
 
-    /// The gradient that a rank's GPU holds with one micro-batch per step: that of one layer and of the embedding.
-    /// Unknown without the model's shape.
+    /// Returns the gradient that a rank's GPU holds with one micro-batch per step: that of one layer and of the
+    /// embedding. Unknown without the model's shape.
     fn rank_gradient(&self) -> Option<u64> {
         let shape = self.input.shape.as_ref()?;
         let ranks = self.input.ranks as usize;
@@ -517,7 +520,7 @@ impl Context<'_> {
         Some(MemoryEstimate::new(shape, &recipe, device).of_rank(shape, &recipe, device, ranks).gradients)
     }
 
-    /// A miner's own memory over all its machines.
+    /// Returns a miner's own memory over all its machines.
     fn host_rows(&self) -> Vec<Row> {
         let PlanInput { parameters, ranks, .. } = *self.input;
         let host = self.per_parameter(known::MINER_HOST);
@@ -543,8 +546,8 @@ impl Context<'_> {
         ]
     }
 
-    /// Activations and work space of one sequence on a device with the fused engine in bf16: kept, and recomputed by
-    /// layer.
+    /// Returns the activations and work space of one sequence on a device with the fused engine in bf16: kept, and
+    /// recomputed by layer.
     fn activations(&self) -> Option<[u64; 2]> {
         let shape = self.input.shape.as_ref()?;
         let shape = ModelConfig { seq_len: self.input.tokens as usize, ..shape.clone() };
@@ -615,7 +618,7 @@ impl Context<'_> {
         Role { key: "merging_validator", title: "Validator that merges", rows }
     }
 
-    /// Memory of a validator that merges, beside mapped files.
+    /// Returns the memory of a validator that merges, beside mapped files.
     fn validator_bytes(&self) -> u64 {
         let gathers = (known::VALIDATOR_HOST.value as u64).min(32 * self.sizes.contribution_largest_bytes);
         gathers + self.per_parameter(known::VALIDATOR_LISTS)
@@ -684,7 +687,8 @@ impl Context<'_> {
         Role { key: "joiner", title: "Joiner", rows }
     }
 
-    /// Seconds of a join with `rows` rows of values and all updates since the checkpoint, while each window adds one.
+    /// Returns the duration of a join with `rows` rows of values and all updates since the checkpoint, while each
+    /// window adds one.
     fn join(&self, down: u64, rows: u64) -> Value {
         let rate = (down as f64 / 8.0).min(known::JOIN.value);
         let updates = f64::from(self.input.params.checkpoint_windows) * self.sizes.update_bytes as f64;
@@ -711,7 +715,7 @@ impl Context<'_> {
         u64::from(self.input.validators).min(Terms::default().active_set_max.into())
     }
 
-    /// Picoseconds of a window's tasks, and of its calls.
+    /// Returns the weights of a window's tasks and of its calls, in picoseconds.
     fn chain_weights(&self) -> [u64; 2] {
         let (miners, validators) = (u64::from(self.input.miners), u64::from(self.input.validators));
         let epoch = self.input.params.epoch_windows.into();
@@ -740,7 +744,7 @@ impl Context<'_> {
         Role { key: "chain", title: "Chain", rows }
     }
 
-    /// Bytes of a validator's calls in a window.
+    /// Returns the size of a validator's calls in a window, in bytes.
     fn validator_calls(&self) -> u64 {
         let miners = u16::try_from(self.input.miners).unwrap_or(u16::MAX);
         let verdicts: Vec<(Uid, Verdict)> = (0..miners).map(|uid| (Uid(uid), Verdict::Valid)).collect();
@@ -752,7 +756,7 @@ impl Context<'_> {
     }
 }
 
-/// Bytes that `here` of a seat's `ranks` ranks on GPUs keep in the memory of their machine.
+/// Returns the bytes that `here` of a seat's `ranks` ranks on GPUs keep in the memory of their machine.
 pub fn rank_host_bytes(parameters: u64, here: u32, ranks: u32) -> u64 {
     known::RANK_HOST.value as u64 * (parameters / u64::from(ranks.max(1))) * u64::from(here)
 }
@@ -773,8 +777,8 @@ fn transfer(bytes: u64, bits_per_second: u64) -> Value {
     seconds(seconds_for(bytes, bits_per_second))
 }
 
-/// Bytes of a signed transaction beside its call's arguments: length, version, address, signature, era, nonce, tip,
-/// mode, and the numbers of pallet and call.
+/// Size of a signed transaction beside its call's arguments, in bytes: length, version, address, signature, era,
+/// nonce, tip, mode, and the numbers of pallet and call.
 const TRANSACTION_BYTES: u64 = 4 + 1 + 33 + 65 + 2 + 4 + 1 + 2;
 
 fn call_bytes(arguments: &[u8]) -> u64 {

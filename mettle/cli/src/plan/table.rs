@@ -10,10 +10,10 @@ use watch::block_clock::span;
 const WIDTH: usize = 80;
 const LABEL: usize = 42;
 const AMOUNT: usize = 20;
-/// Before the lines of a check.
+/// Indentation of a check's lines.
 const INDENT: &str = "          ";
 
-/// The table.
+/// Writes the table.
 pub fn text(input: &PlanInput, plan: &Plan) -> String {
     let mut text = head(input, plan);
     for role in &plan.roles {
@@ -154,7 +154,7 @@ fn source_lines(constant: &Constant) -> String {
     wrapped(&format!("{number:7}"), "       ", &text)
 }
 
-/// The JSON object. Names and units of its fields stay.
+/// Returns the JSON object. Names and units of its fields are stable.
 pub fn json(input: &PlanInput, plan: &Plan) -> Json {
     let PlanInput { params, miner_link, validator_link, .. } = input;
     let mut object = Map::new();
@@ -206,7 +206,7 @@ fn check_json(check: &Check) -> Json {
     })
 }
 
-/// The number in its unit; `null` if it never ends. Times are rounded to milliseconds.
+/// Returns the number in its unit; `null` if it is infinite. Times are rounded to milliseconds.
 fn number_json(of: Value) -> Json {
     match of {
         Value::Bytes(value) | Value::BitsPerSecond(value) | Value::Count(value) => value.into(),
@@ -216,7 +216,7 @@ fn number_json(of: Value) -> Json {
     }
 }
 
-/// A number with its unit, for people.
+/// Formats a number with its unit, for people.
 pub(crate) fn value(of: Value) -> String {
     match of {
         Value::Bytes(bytes) => scaled(bytes as f64, "B"),
@@ -237,7 +237,7 @@ fn bits(rate: u64) -> String {
 
 const PREFIXES: [&str; 8] = ["", "k", "M", "G", "T", "P", "E", "Z"];
 
-/// Four significant digits, with a decimal prefix.
+/// Formats four significant digits with a decimal prefix.
 pub(crate) fn scaled(value: f64, unit: &str) -> String {
     let (value, prefix) = prefixed(value);
     // 999.95 would be rounded to 1000.0.
@@ -245,7 +245,7 @@ pub(crate) fn scaled(value: f64, unit: &str) -> String {
     format!("{} {}{unit}", significant(value), PREFIXES.get(prefix).unwrap_or(&"?"))
 }
 
-/// A number from 1 to below 1000, and which prefix it has.
+/// Scales a number to at least 1 and below 1000, and returns its prefix.
 fn prefixed(mut value: f64) -> (f64, usize) {
     let mut prefix = 0;
     while 1000.0 <= value && prefix + 1 < PREFIXES.len() {
@@ -255,7 +255,7 @@ fn prefixed(mut value: f64) -> (f64, usize) {
     (value, prefix)
 }
 
-/// Up to four significant digits, at most three behind the point.
+/// Formats up to four significant digits, at most three after the point.
 fn significant(value: f64) -> String {
     if 0.0 < value && value < 0.001 {
         return "<0.001".into();
@@ -273,7 +273,7 @@ fn significant(value: f64) -> String {
     }
 }
 
-/// A rate of at least `rate`, in three digits, as the flags read it.
+/// Formats a rate of at least `rate` in three digits, as the flags read it.
 fn rate_flag(rate: u64) -> String {
     let (value, prefix) = prefixed(rate as f64);
     let step = match value {
@@ -281,12 +281,12 @@ fn rate_flag(rate: u64) -> String {
         value if value < 100.0 => 10.0,
         _ => 1.0,
     };
-    // What the prefix took away is below the step's precision.
+    // The prefix's rounding error is below the step's precision.
     let up = (value * step - 1e-9).ceil() / step;
     format!("{up}{}bit", PREFIXES.get(prefix).unwrap_or(&"?"))
 }
 
-/// A time of at least `seconds`, as the flag reads it.
+/// Formats a time of at least `seconds`, as the flag reads it.
 fn window_flag(seconds: f64) -> String {
     let seconds = (seconds - 1e-9).ceil() as u64;
     if seconds < 600 {
@@ -300,7 +300,7 @@ fn window_flag(seconds: f64) -> String {
     }
 }
 
-/// With a comma between thousands.
+/// Formats a number with a comma between thousands.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -313,7 +313,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Lines of at most [`WIDTH`] columns: `first` before the first one, `rest` before the others.
+/// Wraps text into lines of at most [`WIDTH`] columns: `first` before the first one, `rest` before the others.
 pub(crate) fn wrapped(first: &str, rest: &str, text: &str) -> String {
     let (mut all, mut line) = (String::new(), first.to_owned());
     let mut begins = true;

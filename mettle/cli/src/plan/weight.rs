@@ -1,73 +1,73 @@
-//! What a window's calls and tasks take of the chain's blocks.
+//! Weight of a window's calls and tasks in the chain's blocks.
 //!
-//! These are the weights of the runtime, which this crate does not import. `tests/nodes/plan.rs` compares every one of them
-//! with the runtime's.
+//! These are the weights of the runtime, which this crate does not import. `tests/nodes/plan.rs` compares each of
+//! them with the runtime's.
 
-/// Picoseconds of a read and of a write.
+/// Time of a read and of a write, in picoseconds.
 const READ: u64 = 25_000_000;
 const WRITE: u64 = 100_000_000;
 
-/// Picoseconds of a block's tasks and calls.
+/// Time in a block for tasks and calls, in picoseconds.
 pub const BLOCK: u64 = 1_000_000_000_000;
-/// Picoseconds of a block that the free calls of one run may take.
+/// Time in a block for the free calls of one run, in picoseconds.
 pub const ROOM_OF_RUN: u64 = BLOCK / 32 * 9;
-/// Picoseconds that a transaction takes beside its call and the check whether it is free: Substrate's 108 µs, and
+/// Time of a transaction beside its call and the check whether it is free, in picoseconds: Substrate's 108 µs, and
 /// about 50 µs for the checks of nonce, era, weight and fee.
 pub const TRANSACTION: u64 = 160_000_000;
 
-/// Seats of a run, at most: miners and validators.
+/// Maximum number of seats of a run: miners and validators.
 pub const SEATS_MAX: u32 = 1088;
 
 const fn cost(picoseconds: u64, reads: u64, writes: u64) -> u64 {
     picoseconds + reads * READ + writes * WRITE
 }
 
-/// A miner's commitment.
+/// Weight of a miner's commitment.
 pub fn commit() -> u64 {
     cost(340_752_000, 6, 2)
 }
 
-/// A validator's attestation.
+/// Weight of a validator's attestation.
 pub fn attest() -> u64 {
     cost(417_538_044, 7, 3)
 }
 
-/// A validator's vote.
+/// Weight of a validator's vote.
 pub fn vote() -> u64 {
     cost(271_013_000, 5, 1)
 }
 
-/// A validator's digest of its receipt.
+/// Weight of a validator's digest of its receipt.
 pub fn anchor_receipts() -> u64 {
     cost(284_207_000, 5, 1)
 }
 
-/// The check whether one of the calls above is free.
+/// Weight of the check whether one of the calls above is free.
 pub fn free_call_check() -> u64 {
     250_000_000
 }
 
-/// A validator's hash of its weights, once per epoch.
+/// Weight of a validator's hash of its weights, once per epoch.
 pub fn commit_weights() -> u64 {
     cost(25_868_000, 4, 1)
 }
 
-/// A validator's weights for all miners, once per epoch.
+/// Weight of a validator's weights for all miners, once per epoch.
 pub fn reveal_weights(miners: u64) -> u64 {
     cost(185_457_540, 4, 2) + 103_695 * miners
 }
 
-/// A validator's answers to the epoch's probes.
+/// Weight of a validator's answers to the epoch's probes.
 pub fn answer_probes() -> u64 {
     cost(300_000_000, 15, 1)
 }
 
-/// What every task has.
+/// Base weight of every task.
 pub fn task() -> u64 {
     cost(196_673_000, 6, 3)
 }
 
-/// A window opens, with the registry's part and no seats that change.
+/// Weight of opening a window, with the registry's part and without seat changes.
 pub fn open(miners: u64, validators: u64) -> u64 {
     let registry = cost(273_005_028, 7, 7);
     let each = 12_481_612 + cost(0, 3, 1);
@@ -97,7 +97,7 @@ pub fn finalise(active_set: u64) -> u64 {
     cost(269_905_814, 24, 24) + (8_042_963 + READ) * active_set
 }
 
-/// An old window is removed, with its commitments and attestations.
+/// Weight of removing an old window with its commitments and attestations.
 pub fn prune(entries: u64) -> u64 {
     cost(29_599_000, 0, 2) + (1_293_130 + cost(0, 1, 1)) * entries
 }
@@ -106,7 +106,7 @@ pub fn draw_probes(windows: u64) -> u64 {
     cost(60_000_000, 1, 1) + (60_000_000 + READ) * windows
 }
 
-/// An epoch closes.
+/// Weight of closing an epoch.
 pub fn close_epoch(validators: u64, miners: u64) -> u64 {
     cost(892_168_385, 9, 4)
         + (110_024_182 + cost(0, 4, 4)) * validators
@@ -114,17 +114,17 @@ pub fn close_epoch(validators: u64, miners: u64) -> u64 {
         + 488_680 * validators * miners
 }
 
-/// All seats are paid.
+/// Weight of paying all seats.
 pub fn pay_epoch(seats: u64) -> u64 {
     cost(135_847_320, 199, 4) + (6_979_289 + cost(0, 1, 1)) * seats
 }
 
-/// A call with its transaction, its check included.
+/// Weight of a call with its transaction and its check.
 pub fn included(call: u64, check: u64) -> u64 {
     call + check + TRANSACTION
 }
 
-/// The tasks of one window, and of an epoch by the windows that it has.
+/// Weight of one window's tasks, and of an epoch's divided by its windows.
 pub fn tasks(miners: u64, validators: u64, active_set: u64, epoch_windows: u64) -> u64 {
     let of_window = 6 * task()
         + open(miners, validators)
@@ -137,12 +137,12 @@ pub fn tasks(miners: u64, validators: u64, active_set: u64, epoch_windows: u64) 
     of_window + epoch(miners, validators, epoch_windows) / epoch_windows.max(1)
 }
 
-/// The tasks of an epoch's end.
+/// Weight of the tasks at an epoch's end.
 pub fn epoch(miners: u64, validators: u64, epoch_windows: u64) -> u64 {
     close_epoch(validators, miners) + pay_epoch(miners + validators) + draw_probes(epoch_windows)
 }
 
-/// The free calls of one window, and of an epoch by the windows that it has.
+/// Weight of one window's free calls, and of an epoch's divided by its windows.
 pub fn calls(miners: u64, validators: u64, epoch_windows: u64) -> u64 {
     let check = free_call_check();
     let of_validator =

@@ -1,4 +1,4 @@
-//! How large contributions and updates are: what the format (PROT-7, PROT-8) makes of entries at random places.
+//! Sizes of contributions and updates, from the format (PROT-7, PROT-8) with entries at random positions.
 
 use protocol::{
     contribution::{SECTION_CHUNKS, Schema, TensorSpec},
@@ -15,20 +15,20 @@ const LEVEL_BYTES: f64 = 2.0;
 /// Bytes of a section beside its chunks: its length, its Rice parameter, and half a byte of padding.
 const SECTION_BYTES: f64 = 5.5;
 
-/// Expected bits per value sent, of all bytes of a body.
+/// Returns the expected bits per sent value, of all bytes of a body.
 pub fn bits_per_value(density: Density) -> f64 {
     let kept = density.kept(CHUNK_VALUES).max(1);
     entry_bits(density) + 8.0 * SECTION_BYTES / (SECTION_CHUNKS * kept) as f64
 }
 
-/// Expected bits per value sent: gaps, signs, magnitudes and levels.
+/// Returns the expected bits per sent value: gaps, signs, magnitudes and levels.
 ///
-/// Entries are at random places, so a gap is at least `m` with probability `C(4096 − m, n) / C(4096, n)`, for `n`
-/// entries in a chunk. The encoder takes the Rice parameter with the least total length.
+/// Entries are at random positions, so a gap is at least `m` with probability `C(4096 − m, n) / C(4096, n)`, for `n`
+/// entries in a chunk. The encoder uses the Rice parameter with the least total length.
 fn entry_bits(density: Density) -> f64 {
     let values = CHUNK_VALUES;
     let kept = density.kept(values).max(1);
-    // The probability that a gap is at least its index.
+    // The probability that a gap is at least the index.
     let mut at_least = vec![1.0f64];
     for gap in 0..values - kept {
         let last = at_least[gap];
@@ -42,7 +42,7 @@ fn entry_bits(density: Density) -> f64 {
     gap + MARK_BITS + 8.0 * LEVEL_BYTES / kept as f64
 }
 
-/// Expected bytes of a body.
+/// Returns the expected size of a body, in bytes.
 pub fn body_bytes(parameters: u64, density: Density) -> u64 {
     let chunks = parameters as f64 / CHUNK_VALUES as f64;
     let entries = chunks * density.kept(CHUNK_VALUES) as f64;
@@ -50,7 +50,7 @@ pub fn body_bytes(parameters: u64, density: Density) -> u64 {
     (entries * entry_bits(density) / 8.0 + sections * SECTION_BYTES).ceil() as u64
 }
 
-/// The most bytes that a contribution may have, for which a validator reserves time and space.
+/// Returns the maximum size of a contribution, in bytes, for which a validator reserves time and space.
 pub fn largest_bytes(parameters: u64, density: Density) -> u64 {
     let section = (SECTION_CHUNKS * CHUNK_VALUES) as u64;
     let values = parameters.min(section) as u32;
@@ -80,8 +80,8 @@ mod tests {
         // A contribution of 70.6 billion parameters, and an update of 20 at the density of their union.
         within(body_bytes(70_600_000_000, Density(64)) as f64, 1.345e9, 0.001);
         within(body_bytes(70_600_000_000, Density(1107)) as f64, 12.29e9, 0.001);
-        // Real training of 399,840 parameters: short chunks and headers make the contribution larger, and entries that
-        // are not at random places make the update smaller.
+        // Real training of 399,840 parameters: short chunks and headers make the contribution larger, and entries at
+        // non-random positions make the update smaller.
         within(bits_per_value(Density(512)), 6.50, 0.01);
         within(bits_per_value(Density(1695)), 4.44, 0.01);
         within(body_bytes(399_840, Density(512)) as f64, 40_594.0, 0.02);

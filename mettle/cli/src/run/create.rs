@@ -1,7 +1,7 @@
 //! `mettle run create`: publishes a model's configuration, data and initial weights, then creates the run on the
 //! chain.
 //!
-//! In this order, so that a participant that sees the run on the chain finds everything it names.
+//! In this order, so that a participant that sees the run on the chain finds all data that it names.
 
 use crate::{
     output::Output,
@@ -22,8 +22,8 @@ use store::S3Store;
 
 /// Create a run: publish its model, data and first weights
 ///
-/// Everything is published in the bucket of the settings file's [store] section, which is checked first. Then the
-/// chain is told the digests.
+/// Publishes everything in the bucket of the settings file's [store] section, which is checked first. Then sends the
+/// digests to the chain.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CreateRun {
     /// Settings file (TOML). Its [store] section names the bucket to publish in.
@@ -70,7 +70,7 @@ pub struct CreateRun {
     /// Base URL under which everyone can read the bucket.
     #[arg(long, value_name = "URL")]
     pub origin: String,
-    /// How much to pay into the run's treasury.
+    /// The amount to pay into the run's treasury.
     #[arg(long, value_name = "AMOUNT", default_value = "0")]
     pub fund: Amount,
     #[command(flatten)]
@@ -104,21 +104,21 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
     Ok(output.result(&text, json!({ "run": run.id, "start": start }))?)
 }
 
-/// A run whose data, model, parameters and bucket were found good. Nothing is published or signed yet.
+/// A run with valid data, model, parameters and bucket. Nothing is published or signed yet.
 pub(crate) struct CheckedRun<'a> {
     new: NewRun<'a>,
     ready: PreparedRun,
     store: S3Store,
     bucket: &'a str,
-    /// The run on the chain, if it was created by a command that was interrupted then.
+    /// The run on the chain, if an interrupted command created it.
     made: Option<RunId>,
 }
 
 impl<'a> CheckedRun<'a> {
-    /// Reads the files and tries the bucket.
+    /// Reads the files and checks the bucket.
     ///
     /// # Errors
-    /// What is missing, or does not fit.
+    /// If something is missing or does not fit.
     pub(crate) async fn check(
         create: &'a CreateRun,
         settings: &'a Settings,
@@ -154,19 +154,19 @@ impl<'a> CheckedRun<'a> {
         Ok(CheckedRun { new, ready, store, bucket: &bucket.bucket, made: None })
     }
 
-    /// What the chain is asked for.
+    /// Returns the run's creation request for the chain.
     pub(crate) fn request(&self) -> RunRequest {
         self.ready.request(&self.new)
     }
 
-    /// Goes on with a run that is on the chain, but was not published or funded to the end.
+    /// Continues with a run that is on the chain, but whose publication or funding was interrupted.
     pub(crate) fn go_on_with(&mut self, run: &RunView, paid: Amount) {
         self.made = Some(run.id);
         self.new.params.schedule.start = run.params.schedule.start;
         self.new.fund = self.new.fund.saturating_sub(paid);
     }
 
-    /// What the owner needs, beside fees.
+    /// Returns the owner's required balance, without fees.
     pub(crate) async fn cost(&self, chain: &dyn Chain) -> anyhow::Result<Amount> {
         let deposit = match self.made {
             Some(_) => None,
@@ -175,7 +175,8 @@ impl<'a> CheckedRun<'a> {
         Ok(deposit.unwrap_or_default().saturating_add(self.new.fund))
     }
 
-    /// Shows the transaction and asks; then publishes and creates the run. `None` after a dry run.
+    /// Shows the transaction, asks for confirmation, then publishes and creates the run. Returns `None` after a dry
+    /// run.
     pub(crate) async fn publish(
         self,
         create: &CreateRun,
@@ -197,7 +198,7 @@ impl<'a> CheckedRun<'a> {
         Ok(Some(create::publish(&*session.chain, &self.store, self.new, self.ready).await?))
     }
 
-    /// The transaction that the owner is asked to sign.
+    /// Returns the transaction for the owner to sign.
     async fn plan(&self, chain: &dyn Chain, signer: Signer) -> anyhow::Result<TransactionPlan> {
         let (new, bucket) = (&self.new, self.bucket);
         let mut calls = Vec::new();
@@ -266,7 +267,7 @@ fn terms(file: Option<&Path>) -> anyhow::Result<Terms> {
     Ok(terms)
 }
 
-/// The run's specification, and its initial weights if they are an imported model's.
+/// Returns the run's specification, and the initial weights if a model is imported.
 fn specification(create: &CreateRun, dataset: &Path) -> anyhow::Result<(RunSpec, Option<Vec<f32>>)> {
     let recipe = match &create.recipe {
         Some(path) => read_json(path)?,
@@ -300,14 +301,14 @@ fn configuration(wanted: &str) -> anyhow::Result<ModelConfig> {
     }
 }
 
-/// A trained model, with its sequence length set to the dataset's.
+/// Reads a trained model, with its sequence length set to the dataset's.
 fn imported(from: &Path, dataset: &Path) -> anyhow::Result<(ModelConfig, Vec<f32>)> {
     let cannot = || format!("{} cannot be imported", from.display());
     let mut import = Import::open(from).with_context(cannot)?;
     let data = Dataset::open(dataset, None)
         .with_context(|| format!("could not open the dataset in {}", dataset.display()))?;
     import.limit_sequence(data.manifest().seq_len()).context("the dataset does not fit the model")?;
-    // With another tokenizer the token ids mean something else to the model.
+    // Another tokenizer gives the token ids another meaning.
     match std::fs::read(from.join("tokenizer.json")) {
         Ok(json) => ensure!(
             Digest::of(&json) == data.manifest().tokenizer,

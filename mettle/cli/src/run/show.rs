@@ -1,7 +1,7 @@
-//! `mettle run list` and `mettle run show`: what runs there are, what a seat needs, and what it is paid.
+//! `mettle run list` and `mettle run show`: the runs, the needs of a seat, and its pay.
 //!
 //! The chain holds parameters, terms and seats. Model and data are in the specification and the manifest, which the
-//! run's owner publishes: both are checked against the digests on the chain, and a run whose owner serves neither is
+//! run's owner publishes. Both are checked against the digests on the chain; if they are not available, the run is
 //! shown without them.
 
 use crate::{
@@ -28,26 +28,26 @@ use serde_json::{Value, json};
 use std::{future::Future, time::Duration};
 use watch::{block_clock::BlockClock, text::readable};
 
-/// Runs whose specifications are fetched at once.
+/// Maximum number of specifications that are fetched at once.
 const FETCHES_AT_ONCE: usize = 8;
-/// How long a run's origin may take.
+/// Time limit for a run's origin.
 const ORIGIN_WITHIN: Duration = Duration::from_secs(10);
-/// Columns of a name in the list.
+/// Width of a name in the list, in columns.
 const NAME: usize = 18;
-/// Before the values of a run that is shown.
+/// Width of a label of a shown run, in columns.
 const LABEL: usize = 11;
 
 /// List the runs: size, memory, seats and pay
 ///
-/// `device` is what training takes on a GPU without activations; `pay` is a miner's for a merged window if all miners
-/// there are earn alike. Names and sizes come from the specifications that the runs' owners publish.
+/// `device` is the memory of training on a GPU without activations; `pay` is a miner's for a merged window if all
+/// current miners earn alike. Names and sizes come from the specifications that the runs' owners publish.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ListRuns {
     #[command(flatten)]
     network: NetworkFlags,
 }
 
-/// Show a run: model, data, what a seat needs, costs and earns
+/// Show a run: model, data, and a seat's needs, costs and pay
 ///
 /// Sizes are computed as by `mettle plan`. Specification and manifest are fetched from the run's origin and checked
 /// against the chain.
@@ -57,7 +57,7 @@ pub struct ShowRun {
     chain_flags: ChainFlags,
 }
 
-/// A run with what its owner publishes. `Err`: why that cannot be read.
+/// A run with its owner's publications. `Err` is the reason why one cannot be read.
 struct RunReport {
     status: RunStatus,
     clock: BlockClock,
@@ -127,7 +127,7 @@ fn table(reports: &[RunReport]) -> String {
 }
 
 impl RunReport {
-    /// What the chain holds.
+    /// Reads the run from the chain.
     async fn read(chain: &dyn Chain, id: RunId) -> anyhow::Result<RunReport> {
         let status = chain.status(id).await?;
         let clock = BlockClock::read(chain, status.run.params.schedule).await?;
@@ -135,7 +135,7 @@ impl RunReport {
         Ok(RunReport { status, clock, spec: Err(not_yet()), manifest: Err(not_yet()) })
     }
 
-    /// The run in the list.
+    /// Formats the run for the list.
     fn line(&self) -> String {
         let run = &self.status.run;
         let (name, size, device) = match &self.spec {
@@ -181,7 +181,7 @@ impl RunReport {
         }
     }
 
-    /// A seat's pay for a merged window, if all seats of its role that there are earn alike.
+    /// Returns a seat's pay for a merged window, if all current seats of its role earn alike.
     fn pay_per_window(&self, role: Role) -> Amount {
         let RunStatus { run, epoch, .. } = &self.status;
         let share = match role {
@@ -194,7 +194,7 @@ impl RunReport {
         Amount(emission / 1000 * u128::from(share.0) / windows / seats)
     }
 
-    /// Epochs that the treasury pays in full.
+    /// Returns the number of epochs that the treasury pays in full.
     fn treasury_epochs(&self) -> Option<u128> {
         let emission = self.status.run.terms.emission(self.status.epoch.unwrap_or(0));
         self.status.treasury.treasury.checked_div(emission)

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 /// Claim the seat's pay, for its coldkey or its stake
 ///
-/// `mettle set-payout` says which of the two. The hotkey claims without a fee once per epoch.
+/// `mettle set-payout` chooses between the two. The hotkey claims without a fee once per epoch.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Claim {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub struct Claim {
     confirm: ConfirmArgs,
 }
 
-/// Choose where the seat's pay goes when it is claimed
+/// Choose the destination of the seat's claimed pay
 #[derive(Clone, Debug, clap::Args)]
 pub struct SetPayout {
     #[command(flatten)]
@@ -100,7 +100,7 @@ fn signer_of_claim(command: &Claim, args: &EndpointArgs) -> anyhow::Result<Signe
     Ok(Signer { source, password_file, whose, proxy_of, confirm: command.confirm.clone() })
 }
 
-/// Claims the pay of seats that were given up or replaced.
+/// Claims the pay of former seats, given up or replaced.
 async fn claim_former(args: &EndpointArgs, signer: Signer, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut session = SigningSession::open(&args.chain).await?;
     let coldkey = signer.account()?;

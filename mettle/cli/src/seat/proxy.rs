@@ -1,4 +1,4 @@
-//! `mettle proxy`: lets another key act for the coldkey.
+//! `mettle proxy`: authorises another key to act for the coldkey.
 
 use super::ColdkeyFlags;
 use crate::{
@@ -16,12 +16,12 @@ use serde_json::json;
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum ProxyCommand {
-    /// Let another account act in the coldkey's name, with --proxy-of; a small deposit is held
+    /// Authorise another account to act for the coldkey, with --proxy-of; a small deposit is held
     #[command(after_help = help::signing(&[
         "mettle proxy add --coldkey coldkey.json --proxy 5FA9nQDV… --may claims",
     ]))]
     Add(Proxy),
-    /// Take that permission back; the deposit is released
+    /// Withdraw that authorisation; the deposit is released
     #[command(after_help = help::signing(&[
         "mettle proxy remove --coldkey coldkey.json --proxy 5FA9nQDV… --may claims",
     ]))]
@@ -37,18 +37,18 @@ pub struct Proxy {
     /// The address of the account that acts.
     #[arg(long, value_name = "ADDRESS")]
     proxy: String,
-    /// What it may do.
+    /// The proxy's permissions.
     #[arg(long, value_enum)]
     may: ProxyScope,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum ProxyScope {
-    /// Everything, also send all money away
+    /// Full control, including transfers
     Any,
-    /// Everything that cannot send money away
+    /// Everything except transfers
     NonTransfer,
-    /// Seats that are registered, and the stake behind them
+    /// Registered seats and their stake
     Staking,
     /// Claim pay, into the coldkey's own account
     Claims,

@@ -1,4 +1,4 @@
-//! `mettle register`: takes a seat.
+//! `mettle register`: registers a seat.
 
 use super::{ColdkeyFlags, required_key};
 use crate::{
@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 /// Register a seat; its coldkey pays the price and the stake
 ///
 /// The coldkey owns the seat. The hotkey signs the seat's daily work, and here its consent to the seat: it is opened
-/// before anything is shown, also for a dry run. If the settings file names a bucket, it is first checked as the node
-/// does at its start: written, read at the endpoint, and deleted.
+/// before the preview, even for a dry run. If the settings file names a bucket, the command first checks it like the
+/// node at its start: it writes an object, reads it at the endpoint, and deletes it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Register {
-    /// What the seat is for.
+    /// The seat's role.
     #[arg(value_parser = role_parser())]
     role: Role,
     #[command(flatten)]
@@ -40,13 +40,14 @@ pub struct Register {
     /// The stake to hold from the coldkey, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     stake: Amount,
-    /// Base URL under which everyone can read the seat's bucket; for a miner without one, what `miner endpoint` prints.
+    /// Base URL under which everyone can read the seat's bucket; for a miner without one, the output of `miner
+    /// endpoint`.
     #[arg(long, value_name = "URL")]
     endpoint: String,
-    /// The most that the seat may cost, burnt [default: twice its current price].
+    /// The maximum price of the seat, which is burnt [default: twice its current price].
     #[arg(long, value_name = "AMOUNT")]
     price_max: Option<Amount>,
-    /// The balance for fees that the hotkey should have; the difference is transferred. Daily work costs no fee.
+    /// The hotkey's balance for fees; the difference is transferred. Daily work costs no fee.
     #[arg(long, value_name = "AMOUNT", default_value = "0.1")]
     hotkey_funds: Amount,
 }
@@ -60,7 +61,7 @@ pub(crate) fn role_parser() -> impl TypedValueParser<Value = Role> {
 }
 
 impl Register {
-    /// The command for a seat with these settings and keys.
+    /// Creates the command for a seat with these settings and keys.
     pub(crate) fn new(
         role: Role,
         settings: &Path,

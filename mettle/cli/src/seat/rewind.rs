@@ -1,4 +1,4 @@
-//! `mettle rewind`: a validator's vote to go back to an earlier checkpoint.
+//! `mettle rewind`: a validator's vote to return to an earlier checkpoint.
 
 use super::{ColdkeyFlags, Seat};
 use crate::{output::Output, signing::TransactionPlan};
@@ -8,10 +8,10 @@ use daemon::config::SeatFlags;
 use protocol::{Role, Window, view::REWIND_WINDOWS};
 use serde_json::json;
 
-/// Vote to go back to an earlier checkpoint
+/// Vote to return to an earlier checkpoint
 ///
-/// For validators, after a harmful merge. The vote stands until it is replaced or withdrawn. As a window opens, two
-/// thirds of the active set's stake decide. `mettle status` shows how much stake wants to go back, and where to.
+/// For validators, after a harmful merge. The vote is valid until it is replaced or withdrawn. When a window opens,
+/// two thirds of the active set's stake decide. `mettle status` shows the stake of the votes and their target.
 #[derive(Clone, Debug, clap::Args)]
 #[group(id = "wish", required = true, multiple = false, args = ["to", "withdraw"])]
 pub struct Rewind {
@@ -19,7 +19,7 @@ pub struct Rewind {
     seat: SeatFlags,
     #[command(flatten)]
     coldkey: ColdkeyFlags,
-    /// Go back to the state with which this window opened: a checkpoint of the last 32 windows.
+    /// Return to the state at this window's start: a checkpoint of the last 32 windows.
     #[arg(long, value_name = "WINDOW")]
     to: Option<u32>,
     /// Withdraw the vote.

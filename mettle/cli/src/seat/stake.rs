@@ -17,12 +17,12 @@ pub struct Stake {
     seat: SeatFlags,
     #[command(flatten)]
     coldkey: ColdkeyFlags,
-    /// How much to add, such as 100 or "12.5 MTL".
+    /// The amount to add, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     amount: Amount,
 }
 
-/// Take stake out, or give the seat up
+/// Withdraw stake, or give the seat up
 ///
 /// The stake stays held, and can be slashed, for the run's unbonding time. Then `mettle withdraw` releases it.
 #[derive(Clone, Debug, clap::Args)]
@@ -32,10 +32,10 @@ pub struct Unstake {
     seat: SeatFlags,
     #[command(flatten)]
     coldkey: ColdkeyFlags,
-    /// How much to take out, such as 100 or "12.5 MTL". At least the run's minimum must stay.
+    /// The amount to withdraw, such as 100 or "12.5 MTL". At least the run's minimum must remain.
     #[arg(long, value_name = "AMOUNT")]
     amount: Option<Amount>,
-    /// Take all of it out: the seat is given up when the next window opens.
+    /// Withdraw all stake: the seat is given up when the next window opens.
     #[arg(long)]
     all: bool,
 }
@@ -106,7 +106,7 @@ pub(super) async fn unstake(command: Unstake, output: &mut Output<'_>) -> anyhow
     }?)
 }
 
-/// The consequences of taking out `amount`.
+/// Describes the consequences of withdrawing `amount`.
 fn take_out(found: &Seat, amount: Amount) -> anyhow::Result<Vec<String>> {
     let has = found.stake();
     let left = has.saturating_sub(amount);
@@ -126,7 +126,7 @@ fn take_out(found: &Seat, amount: Amount) -> anyhow::Result<Vec<String>> {
     ])
 }
 
-/// The consequences of giving the seat up.
+/// Describes the consequences of giving the seat up.
 fn give_up(found: &Seat) -> Vec<String> {
     let next = found.session.clock.until(found.session.clock.next_window());
     let (has, unbonding) = (found.stake(), found.session.unbonding());

@@ -1,4 +1,4 @@
-//! Whether what a plan needs fits into the window, and what to change where it does not.
+//! Checks that a plan's needs fit into the window, and proposes changes otherwise.
 
 use super::{Change, Check, Context, PlanInput, Severity, Sizes, Value, known, seconds, seconds_for, weight};
 use gauntlet::gathering::GatherDeadlines;
@@ -6,9 +6,9 @@ use model::ModelConfig;
 use protocol::{Schedule, Window};
 use store::s3;
 
-/// The fewest blocks of an attest phase of which one is left to ask again.
+/// Minimum number of blocks of an attest phase that leaves one for a second request.
 const ATTEST_BLOCKS: u32 = 4;
-/// What a validator that merges is built to stay below (docs/scaling.md).
+/// Memory limit of a validator that merges (docs/scaling.md).
 const VALIDATOR_MEMORY: u64 = 1 << 30;
 
 impl Context<'_> {
@@ -140,7 +140,7 @@ impl Context<'_> {
         ]
     }
 
-    /// With fewer blocks, [`GatherDeadlines`] leaves none after the reveal deadline to ask again (PROT-14).
+    /// With fewer blocks, [`GatherDeadlines`] leaves none after the reveal deadline for a second request (PROT-14).
     fn attest_check(&self) -> Check {
         let Schedule { reveal_by, attest_by, .. } = self.input.params.schedule;
         let has = attest_by.saturating_sub(reveal_by);
@@ -172,7 +172,7 @@ impl Context<'_> {
         let Schedule { blocks_per_window, commit_by, attest_by, vote_by, .. } = params.schedule;
         let update = self.sizes.update_bytes;
         let merge = self.merge_seconds();
-        // The selection is made in the block after the attestations and their reveals; the vote goes out a block
+        // The selection is made in the block after the attestations and their reveals; the vote is sent a block
         // before its deadline.
         let blocks = |from: u32, to: u32| f64::from(to.saturating_sub(from)) * self.block;
         let vote = blocks(attest_by + params.hidden_blocks + 1, vote_by - 1);
@@ -285,13 +285,13 @@ impl Context<'_> {
         ]
     }
 
-    /// Seconds of a window in which a phase that now `has` so many seconds has those that it `needs`. A phase begins and
-    /// ends at whole blocks; a margin of this many makes up for the rounding.
+    /// Returns the length of a window, in seconds, in which a phase of now `has` seconds has the `needs` seconds that
+    /// it requires. A phase begins and ends at whole blocks; a margin of this many compensates for the rounding.
     fn window_for(&self, needs: f64, has: f64, margin_blocks: f64) -> f64 {
         self.phases.window * needs / has * (1.0 + margin_blocks * self.block / has)
     }
 
-    /// A check of seconds, mended by a faster link or a longer window.
+    /// Creates a check of seconds that a faster link or a longer window can fix.
     fn timed(
         &self,
         key: &'static str,

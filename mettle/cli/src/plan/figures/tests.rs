@@ -5,7 +5,7 @@ use protocol::params::Density;
 const MBIT: u64 = 1_000_000;
 const GBIT: u64 = 1_000 * MBIT;
 
-/// A network that fits: links of a data centre and a long window.
+/// Returns a network that fits: links of a data centre and a long window.
 fn input() -> PlanInput {
     let link = Link { up: 10 * GBIT, down: 10 * GBIT };
     let params = RunParams { schedule: scaled(RunParams::default().schedule, 600), ..RunParams::default() };
@@ -47,7 +47,7 @@ fn within(value: f64, expected: f64, part: f64) {
 #[test]
 fn a_plan_has_the_sizes_and_times_that_were_measured() {
     let mut input = input();
-    // What 20 contributions have together.
+    // The union of 20 contributions.
     input.params.merge_density = Density(1107);
     input.params.reserve_places = 4;
     let of = plan(&input);
@@ -102,7 +102,7 @@ fn a_shape_adds_activations_and_attention() {
     within(gib("activation_bytes"), 29.3, 0.01);
     within(gib("activation_least_bytes"), 7.0, 0.01);
     within(number(&with, "miner", "training_flop"), shape.flops_per_token() * 512.0 * 8192.0, 1e-9);
-    // The constant is the estimate's.
+    // The constant equals the estimate's.
     let device = "cuda:0,fused".parse().unwrap();
     let estimate = MemoryEstimate::new(&shape, &Recipe::default(), device);
     let state = estimate.weights + estimate.gradients + estimate.optimiser;
@@ -121,7 +121,7 @@ fn ranks_have_whole_weights_and_divide_the_optimiser() {
     assert_eq!(number(&of, "miner", "device_bytes"), 8.0 * rank);
     assert_eq!(number(&of, "miner", "host_bytes"), 28.0 * parameters as f64);
     assert_eq!(number(&of, "miner", "rank_host_bytes"), 12.0 * parameters as f64 / 8.0);
-    // The constants are the estimate's.
+    // The constants equal the estimate's.
     for (here, ranks) in [(1, 8), (3, 7), (1024, 1024)] {
         let refused = MemoryEstimate::check_rank_slices(&shape, here, ranks, Some(0)).unwrap_err();
         assert_eq!(
@@ -178,7 +178,7 @@ fn joiners_catch_up_while_windows_go_on() {
     let update = of.sizes.update_bytes as f64;
     let net = 12.5e6 - update / 3600.0;
     within(number(&of, "joiner", "miner_seconds"), (4e9 + 20.0 * update) / net, 1e-9);
-    // No faster than its processor: 0.87 s for 256 MiB.
+    // The processor is the limit: 0.87 s for 256 MiB.
     let rate = f64::from(256 << 20) / 0.87;
     within(
         number(&of, "joiner", "validator_seconds"),
@@ -198,7 +198,7 @@ fn the_chain_s_share_is_that_of_its_benchmarks() {
     // docs/benchmarks.md, "The chain": closing 60 ms and paying 149 ms; the runtime adds the probes.
     let epoch = number(&of, "chain", "epoch_seconds");
     assert!((0.209..0.26).contains(&epoch), "{epoch}");
-    // 13, 34, 5 and 138 ms, and what is small.
+    // 13, 34, 5 and 138 ms, and the small tasks.
     let tasks = number(&of, "chain", "tasks_seconds") - epoch / 10.0;
     assert!((0.190..0.24).contains(&tasks), "{tasks}");
     // A commitment of 0.7 ms, an attestation of 0.9, and their transactions.
@@ -236,7 +236,7 @@ fn a_network_of_fast_links_and_a_long_window_fits() {
     assert!(of.checks.iter().all(|check| check.changes.is_empty()), "nothing to change");
 }
 
-/// The input with a change that a plan proposes.
+/// Applies a change that a plan proposes.
 fn changed(input: &PlanInput, change: &Change) -> Option<PlanInput> {
     let mut input = input.clone();
     match change {
