@@ -14,7 +14,7 @@ use std::{
 use store::{Credentials, S3Settings, S3Store};
 use zeroize::Zeroizing;
 
-/// The settings file. An unknown key is an error.
+/// Settings file. An unknown key is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -232,10 +232,10 @@ pub struct Flags {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     pub chain: Option<String>,
-    /// The hash of the chain's block 0; required but on a development chain.
+    /// The hash of the chain's block 0; required except on a development chain.
     #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     pub genesis: Option<GenesisHash>,
-    /// The run to take part in.
+    /// The run.
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
     pub run: Option<u32>,
     /// The hotkey: a key file, or a development key such as //Alice.
@@ -244,13 +244,13 @@ pub struct Flags {
     /// A file whose first line is the key's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
-    /// Where the node keeps its model, its snapshot and its journal.
+    /// Directory of the model, the snapshot and the journal.
     #[arg(long, value_name = "DIR", env = "METTLE_DIRECTORY")]
     pub directory: Option<PathBuf>,
     /// A prepared dataset on this machine.
     #[arg(long, value_name = "DIR")]
     pub dataset: Option<PathBuf>,
-    /// The device to compute on: cpu, or cuda:0 in a build with it.
+    /// The device: cpu, or cuda:0 if built with it.
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
 }
@@ -275,7 +275,7 @@ pub struct ChainFlags {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     pub chain: Option<String>,
-    /// The hash of the chain's block 0; required but on a development chain.
+    /// The hash of the chain's block 0; required except on a development chain.
     #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     pub genesis: Option<GenesisHash>,
     /// The run.
@@ -291,7 +291,7 @@ pub struct SeatFlags {
     /// The seat's hotkey: a key file, or a development key such as //Alice.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     pub key: Option<String>,
-    /// The seat, by its number instead of its hotkey.
+    /// The seat's number, instead of its hotkey.
     #[arg(long, value_name = "UID")]
     pub uid: Option<u16>,
 }
@@ -414,7 +414,7 @@ impl Settings {
 }
 
 impl File {
-    /// The settings file that the flags name, overlaid by the flags. Flags include the environment.
+    /// Reads the settings file of the flags and overlays the flags, which include the environment.
     fn layered(flags: &Flags) -> anyhow::Result<File> {
         let file = flags.config.as_deref().map_or_else(|| Ok(File::default()), File::parse)?;
         let Flags { config: _, chain, genesis, run, key, password_file, directory, dataset, device } =
@@ -477,7 +477,7 @@ impl File {
     }
 }
 
-/// The device of flag or file, else the CPU. The engines' crate interprets it.
+/// Returns the device of flag or file, else the CPU. The engines' crate interprets it.
 fn device_or_cpu(device: Option<toml::Value>) -> toml::Value {
     let device = device.unwrap_or_else(|| "cpu".into());
     if let Some((name, _)) = device.as_str().and_then(|text| text.split_once(',')) {
@@ -518,7 +518,7 @@ impl StoreFile {
     }
 }
 
-/// An error's message without the value that it quotes, which may be a secret. Unknown keys are kept.
+/// Returns an error's message without the quoted value, which may be a secret. Unknown keys are kept.
 fn without_value(message: &str) -> &str {
     match message.starts_with("invalid") {
         true => message.split(['`', '"']).next().unwrap_or_default().trim_end(),
@@ -531,7 +531,7 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    /// Flags that name a settings file with this text.
+    /// Returns flags that name a settings file with this text.
     fn flags(text: &str) -> (tempfile::NamedTempFile, Flags) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(text.as_bytes()).unwrap();

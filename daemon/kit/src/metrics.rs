@@ -393,7 +393,7 @@ impl Page {
     fn position(&mut self, health: &Health, state: &State, running_for: Duration) {
         let block = health.block.unwrap_or(0);
         let number = |window: Option<Window>| window.map_or(-1, |window| i64::from(window.0));
-        self.gauge("block", "Latest finalised block that the role has heard of", block);
+        self.gauge("block", "Latest finalised block that the role has received", block);
         self.gauge("best_block", "Newest block of the best fork, final or not", state.best.0);
         self.gauge("finality_lag_blocks", "Blocks by which the finalised block trails the newest", state.lag);
         let age = health.seconds_since_block.unwrap_or(running_for.as_secs_f64());

@@ -99,13 +99,13 @@ pub struct InitSeat {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     chain: Option<String>,
-    /// The hash of the chain's block 0; required but on a development chain.
+    /// The hash of the chain's block 0; required except on a development chain.
     #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     genesis: Option<GenesisHash>,
     /// The run [default: the chain's only one].
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
     run: Option<u32>,
-    /// The device to compute on: cpu, or cuda:0 in a build with it.
+    /// The device: cpu, or cuda:0 if built with it.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: String,
     /// A file whose first line is the password of both keys. Otherwise METTLE_KEY_PASSWORD, or a prompt.

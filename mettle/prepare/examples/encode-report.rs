@@ -1,14 +1,14 @@
-//! How fast text becomes a dataset, beside the batch encoding of the `tokenizers` crate in the same run, and in how
-//! much memory.
+//! Speed and memory of preparing a dataset from text, compared with the batch encoding of the `tokenizers` crate in
+//! the same run.
 //!
 //!     cargo run --release -p mettle-prepare --example encode-report -- make TEXT FILE.jsonl MEGABYTES
 //!     cargo run --release -p mettle-prepare --example encode-report -- measure FILE.jsonl TOKENIZER.json [MEGABYTES [THREADS]]
 //!
-//! `make` writes documents of which no two are alike: pieces of the files below TEXT, in an order by lot, with some of
-//! their words exchanged. `measure` prepares the whole file (everything: reading, hashing, choosing, encoding,
-//! writing, reading back), and lets `tokenizers` encode its first MEGABYTES, which are in memory by then; then
-//! compares the tokens of those. Speeds are bytes of text per second of processor time, so that a busy machine does
-//! not matter much. Linux only.
+//! `make` writes documents of which no two are equal: pieces of the files below TEXT, in a random order, with some of
+//! their words exchanged. `measure` prepares the whole file (reading, hashing, selecting, encoding, writing, reading
+//! back). It lets `tokenizers` encode the first MEGABYTES, which are in memory by then, and compares the tokens of
+//! those. Speeds are bytes of text per second of processor time, so that a busy machine has little effect. Linux
+//! only.
 
 use mettle_prepare::{OutputDirectory, PrepareOptions, Source, TokenizerChoice, prepare};
 use std::{
@@ -20,7 +20,7 @@ use std::{
 };
 use tokenizer::TextTokenizer;
 
-/// Documents given to `tokenizers` at once, in bytes.
+/// Size of the documents given to `tokenizers` at once, in bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
 #[allow(clippy::disallowed_methods, reason = "the arguments are read in `main`")]
@@ -70,7 +70,7 @@ fn make(text: &Path, file: &Path, megabytes: u64) -> Result<(), Box<dyn Error>> 
         let mut document = format!("Document {number}\n\n");
         for _ in 0..2 + dice.roll(12) {
             for word in dice.of(&paragraphs).split_inclusive([' ', '\n']) {
-                // One word in eight is another.
+                // One word in eight is exchanged.
                 match dice.roll(8) {
                     0 => document.extend([dice.of(&words).as_str(), " "]),
                     _ => document += word,
@@ -96,7 +96,7 @@ fn measure(
     let threads = threads.unwrap_or_else(rayon::current_num_threads);
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
 
-    // All of it, first: so the peak is its own.
+    // The whole file first, so that the peak is its own.
     let out = tempfile::tempdir_in(
         Path::new(file).parent().filter(|parent| parent.is_dir()).unwrap_or(Path::new(".")),
     )?;
@@ -113,7 +113,7 @@ fn measure(
     let peak = peak_bytes()?;
     let text_bytes = prepared.figures.text_bytes as f64;
 
-    // The beginning of it, by `tokenizers`.
+    // The beginning of the file, by `tokenizers`.
     let mut theirs = tokenizers::Tokenizer::from_file(tokenizer).map_err(|error| error.to_string())?;
     theirs.set_encode_special_tokens(true);
     let ours = TextTokenizer::from_json(fs::read(tokenizer)?, None)?;
@@ -169,23 +169,23 @@ fn measure(
     Ok(())
 }
 
-/// Processor time of this process, user and system.
+/// Returns the processor time of this process, user and system.
 fn cpu_seconds() -> Result<f64, Box<dyn Error>> {
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // Fields 14 and 15, in hundredths of a second; the second field may hold anything but ends in the last
+    // Fields 14 and 15, in hundredths of a second; the second field may contain any text but ends in the last
     // parenthesis.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     Ok((fields[11].parse::<f64>()? + fields[12].parse::<f64>()?) / 100.0)
 }
 
-/// The most memory this process has had.
+/// Returns the peak memory of this process, in bytes.
 fn peak_bytes() -> Result<u64, Box<dyn Error>> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
     Ok(line.trim().trim_end_matches(" kB").trim().parse::<u64>()? * 1024)
 }
 
-/// Numbers by lot, the same ones every time.
+/// Random numbers, the same ones every time.
 struct Dice(u64);
 
 impl Dice {

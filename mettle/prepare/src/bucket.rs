@@ -16,42 +16,43 @@ use store::{NamedObject, S3Store, Store as _, StoreError};
 use tokio::{runtime::Handle, task::JoinHandle};
 
 const SCHEME: &str = "s3://";
-/// Objects of one source. In memory, each takes about its name.
+/// Maximum number of objects in one source. In memory, each takes about the size of its name.
 const MAX_OBJECTS: usize = 1 << 22;
-/// Bytes that are read at once.
+/// Size of a block, in bytes.
 const BLOCK_BYTES: u64 = 4 << 20;
-/// Tries of an operation whose failure may pass, beyond those of its requests: a body may end early. The pause doubles.
+/// Maximum number of tries after a temporary failure, beyond those of the requests: a body may end early. The pause
+/// doubles.
 const TRIES: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Why an operation on a [`Bucket`] failed.
+/// Failure of an operation on a [`Bucket`].
 pub type BucketError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A bucket at an S3-compatible provider. Every call blocks, and repeats what may pass; it must not come from a thread
-/// of the runtime.
+/// A bucket at an S3-compatible provider. Every call blocks and retries temporary failures; it must not come from a
+/// thread of the runtime.
 #[derive(Clone)]
 pub struct Bucket {
     store: Arc<S3Store>,
     runtime: Handle,
 }
 
-/// Names the bucket and no secret.
+/// Shows the bucket and no secret.
 impl fmt::Debug for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.store.describe())
     }
 }
 
-/// Reads bytes at any place of a file or an object.
+/// Reads bytes at any position of a file or an object.
 pub trait ReadAt: Send + Sync {
-    /// In bytes.
+    /// Returns the length in bytes.
     fn length(&self) -> u64;
 
-    /// Reads some bytes from `start` on. None at the end.
+    /// Reads some bytes from `start` on. Reads none at the end.
     fn read_at(&self, start: u64, into: &mut [u8]) -> io::Result<usize>;
 }
 
-/// Reads from one place to the end.
+/// Reads from a position to the end.
 pub struct ReadFrom {
     file: Arc<dyn ReadAt>,
     next: u64,
@@ -97,23 +98,23 @@ impl ReadAt for LocalFile {
     }
 }
 
-/// `s3://BUCKET/PREFIX`.
+/// A URL `s3://BUCKET/PREFIX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketUrl {
     pub bucket: String,
-    /// Without slashes at its ends.
+    /// Prefix without slashes at its ends.
     pub prefix: String,
 }
 
 impl BucketUrl {
-    /// The URL that `given` is, or `None` for a path.
+    /// Parses a URL; `None` for a path.
     ///
     /// # Errors
-    /// If it begins as a URL of a bucket and is none.
+    /// If it begins like a URL of a bucket but is not valid.
     pub fn parse(given: &str) -> Result<Option<BucketUrl>, SourceError> {
         let Some(rest) = given.strip_prefix(SCHEME) else { return Ok(None) };
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        // A key or a port in the URL would be one that is logged, or ignored.
+        // A key in the URL would be logged, and a port would be ignored.
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
         let wrong = |reason| SourceError::Url { url: given.to_owned(), reason };
         ensure!(!bucket.is_empty() && bucket.chars().all(allowed), {
@@ -129,14 +130,14 @@ impl BucketUrl {
         Ok(Some(BucketUrl { bucket: bucket.to_owned(), prefix: prefix.to_owned() }))
     }
 
-    /// Whether an object at `other` is one at or below this URL, in the same store.
+    /// Returns whether an object at `other` is at or below this URL, in the same store.
     pub(crate) fn covers(&self, other: &BucketUrl) -> bool {
         let rest = other.prefix.strip_prefix(&self.prefix);
         let is_below = |rest: &str| self.prefix.is_empty() || rest.is_empty() || rest.starts_with('/');
         self.bucket == other.bucket && rest.is_some_and(is_below)
     }
 
-    /// The URL of an object in the same bucket.
+    /// Returns the URL of an object in the same bucket.
     pub(crate) fn of(&self, name: &str) -> String {
         BucketUrl { prefix: name.to_owned(), ..self.clone() }.to_string()
     }
@@ -159,7 +160,7 @@ impl fmt::Display for BucketUrl {
 }
 
 impl Bucket {
-    /// A bucket whose requests are sent by `runtime`.
+    /// Creates a bucket whose requests are sent by `runtime`.
     pub fn new(store: S3Store, runtime: Handle) -> Bucket {
         Bucket { store: Arc::new(store), runtime }
     }
@@ -174,13 +175,13 @@ impl Bucket {
         Ok(self.runtime.block_on(tries)??)
     }
 
-    /// Reads an object as it was listed: a later version is an error.
+    /// Opens an object in its listed version: a later version is an error.
     pub(crate) fn open(&self, object: &NamedObject) -> Arc<dyn ReadAt> {
         let (store, runtime) = (self.store.clone(), self.runtime.clone());
         Arc::new(S3Object { store, runtime, object: Arc::new(object.clone()), blocks: Mutex::default() })
     }
 
-    /// Writes a file into an object, whole or not at all.
+    /// Uploads a file into an object, completely or not at all.
     pub(crate) fn upload(&self, file: PathBuf, name: String) -> Result<(), BucketError> {
         let upload = move |store: Arc<S3Store>| {
             let (file, name) = (file.clone(), name.clone());
@@ -189,7 +190,7 @@ impl Bucket {
         self.wait(upload)
     }
 
-    /// What is at or below a URL, by name, without the empty objects that consoles write for directories.
+    /// Lists the objects at or below a URL by name, without the empty objects that consoles write for directories.
     ///
     /// # Errors
     /// If the listing fails, or there are more than 2²² objects.
@@ -215,7 +216,7 @@ impl Bucket {
         Ok(listed.iter().filter(is_object).cloned().collect())
     }
 
-    /// The files of a text, in the order in which a directory of these names is read, and without what is hidden there.
+    /// Lists the files of a text, in the order of a directory with these names, and without hidden ones.
     pub(crate) fn files(&self, url: &BucketUrl) -> Result<Vec<NamedObject>, SourceError> {
         let below = |name: &str| match name.strip_prefix(&url.prefix) {
             Some("") => Some(String::new()),
@@ -237,7 +238,7 @@ impl Bucket {
     }
 }
 
-/// Tries an operation again while its failure may pass.
+/// Repeats an operation after temporary failures.
 async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
     operation: impl Fn() -> F,
 ) -> Result<T, StoreError> {
@@ -265,12 +266,12 @@ struct S3Object {
 
 #[derive(Default)]
 struct Blocks {
-    /// The last first.
+    /// Blocks that were read; the last is first.
     read: [Option<(u64, Bytes)>; 2],
     next: Option<(u64, Fetch)>,
 }
 
-/// A block on its way. Ends when dropped.
+/// A block that is being fetched. Dropping it ends the request.
 struct Fetch(JoinHandle<Result<Bytes, StoreError>>);
 
 impl Drop for Fetch {
@@ -287,7 +288,7 @@ impl S3Object {
         Fetch(self.runtime.spawn(async move { patiently(|| store.read_named(&object, range.clone())).await }))
     }
 
-    /// A block, of which the following one is then on its way.
+    /// Returns a block, and starts to fetch the next one.
     fn block(&self, block: u64) -> io::Result<Bytes> {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let Blocks { read, next } = &mut *blocks;
@@ -319,7 +320,7 @@ impl ReadAt for S3Object {
             return Ok(0);
         }
         let block = self.block(start / BLOCK_BYTES)?;
-        // Below the length of a block, which is in memory.
+        // Less than the length of a block, which is in memory.
         let from = (start % BLOCK_BYTES) as usize;
         let found = block.get(from..).unwrap_or_default();
         let bytes = found.len().min(into.len());

@@ -1,4 +1,4 @@
-//! The source of published crates, where cargo keeps it.
+//! The source of published crates in cargo's directories.
 
 use crate::{
     default_text::PinnedCrate,
@@ -12,11 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Longer files are generated tables. In bytes.
+/// Maximum size of a source file, in bytes: longer ones are generated tables.
 const MAX_SOURCE_BYTES: u64 = 128 << 10;
 
-/// The directories in which cargo may keep its sources, from a lookup of environment variables: `cargo_homes(|name|
-/// std::env::var_os(name))`.
+/// Returns the directories in which cargo may keep its sources, from a lookup of environment variables:
+/// `cargo_homes(|name| std::env::var_os(name))`.
 pub fn cargo_homes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let by_user = ["HOME", "USERPROFILE"].into_iter().filter_map(set).map(|home| home.join(".cargo"));
@@ -25,13 +25,13 @@ pub fn cargo_homes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> 
     homes
 }
 
-/// The files of all crates, in the order of the list. The digest of each crate is checked.
+/// Returns the files of all crates in the order of the list. Checks the digest of each crate.
 pub(crate) fn files(crates: &[PinnedCrate], homes: &[PathBuf]) -> Result<Vec<FoundFile>, SourceError> {
     let files: Result<Vec<_>, _> = crates.iter().map(|wanted| find(wanted, homes)).collect();
     Ok(files?.into_iter().flatten().collect())
 }
 
-/// The first copy with the right digest. If there are only others, the error names the first of them.
+/// Returns the first copy with the right digest. If all copies differ, the error names the first.
 fn find(wanted: &PinnedCrate, homes: &[PathBuf]) -> Result<Vec<FoundFile>, SourceError> {
     let mut differing = None;
     for path in directories(wanted, homes) {
@@ -50,7 +50,7 @@ fn find(wanted: &PinnedCrate, homes: &[PathBuf]) -> Result<Vec<FoundFile>, Sourc
     })
 }
 
-/// The existing directories that may have the crate.
+/// Returns the existing directories that may contain the crate.
 fn directories(wanted: &PinnedCrate, homes: &[PathBuf]) -> Vec<PathBuf> {
     let full_name = format!("{}-{}", wanted.name, wanted.version);
     let mut directories = Vec::new();
@@ -63,7 +63,7 @@ fn directories(wanted: &PinnedCrate, homes: &[PathBuf]) -> Vec<PathBuf> {
     directories
 }
 
-/// `registry/src/*`, one for each registry or mirror that cargo fetched from.
+/// Returns `registry/src/*`, one for each registry or mirror that cargo fetched from.
 fn registries(home: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(home.join("registry").join("src")) else { return Vec::new() };
     let mut registries: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -124,7 +124,7 @@ mod tests {
         let expected = ["build.rs", "src/lib.rs"];
         assert_eq!(names(&[home.path().to_owned()]), expected);
 
-        // Another copy that differs does not matter where one is right.
+        // Another copy that differs does not matter if one is right.
         let other = home_with("mirror-2", "pub fn changed() {}");
         assert_eq!(names(&[other.path().to_owned(), home.path().to_owned()]), expected);
         let vendored = home.path().join("registry/src/index.crates.io-1");

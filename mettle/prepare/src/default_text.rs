@@ -1,22 +1,22 @@
 //! The default text: the Rust source of dependencies that cargo downloads for every build of miner, validator and
 //! localnet on Linux. Those that no code uses are build dependencies of this crate, which has no build script.
 //!
-//! Cargo has unpacked it already, so it costs no further download. The versions are those of `Cargo.lock`, and the
-//! digests make it the same text everywhere. When an update changes a version, the tests fail and print the line to put
-//! here: it is then another dataset, with another loss.
+//! Cargo has already unpacked it, so it needs no further download. The versions are those of `Cargo.lock`, and the
+//! digests make it the same text everywhere. When an update changes a version, the tests fail and print the new line
+//! for this list: the dataset and its loss then differ.
 
 use std::fmt;
 
-/// A published crate whose source is known byte by byte.
+/// A published crate with a fixed digest of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedCrate {
     pub name: &'static str,
     pub version: &'static str,
-    /// Of the names and contents of its `.rs` files of at most 128 KiB, in the order of their paths.
+    /// Digest of the names and contents of its `.rs` files of at most 128 KiB, in path order.
     pub digest: &'static str,
 }
 
-/// Sorted by name. Chosen for prose and variety: no crate twice, none that is mostly tables.
+/// Sorted by name. Chosen for prose and variety: no crate twice, none that consists mainly of tables.
 pub(crate) static DEFAULT_TEXT: [PinnedCrate; 15] = [
     pinned("aho-corasick", "1.1.5", "c1a4fa1c7dc78cd345d30a68b2622286a604623d92a57c43d04dedf1bd5ef7c8"),
     pinned("burn-flex", "0.22.1", "d54299966e6d0d98e3c5f14360379826e08ae2d649ffa502c19874dfa967d1f9"),

@@ -1,7 +1,7 @@
-//! Documents from files: text, JSON lines or Parquet, compressed or not, a piece at a time, so that no file is in
-//! memory whole.
+//! Documents from files: text, JSON lines or Parquet, compressed or not, a piece at a time, so that memory never
+//! contains a whole file.
 //!
-//! [`Documents`] cuts a file into items in order, which is quick and done by one thread; [`Item::text`] parses an
+//! [`Documents`] cuts a file into items in order, which is fast and done by one thread; [`Item::text`] parses an
 //! item, which many threads may do at once. An item without text (an empty line, a `null`) is an empty document, so
 //! that the number of an item is that of its line or row.
 
@@ -22,13 +22,13 @@ use std::{
     },
 };
 
-/// The size of a batch of items, so that threads exchange few of them. In bytes.
+/// Size of a batch of items, in bytes, so that threads exchange few of them.
 const BATCH_BYTES: usize = 1 << 20;
-/// Items without text take some memory too.
+/// Maximum number of items in a batch: items without text take some memory too.
 const BATCH_ITEMS: usize = 1 << 14;
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Endings that promise text: such a file must be UTF-8, any other is skipped if it is not.
+/// Endings of files that must be UTF-8; other files that are not are skipped.
 const TEXT_ENDINGS: [&str; 4] = ["txt", "md", "rs", "rst"];
 
 /// The format of a file, by its name.
@@ -39,7 +39,7 @@ pub(crate) enum Format {
     Parquet,
 }
 
-/// `name.jsonl.gz` is JSON lines in gzip. Parquet compresses itself.
+/// Returns the format of a file. `name.jsonl.gz` is JSON lines in gzip; Parquet compresses itself.
 pub(crate) fn format(path: &Path) -> (Format, Option<Compression>) {
     let ending = |path: &Path| path.extension().map(|ending| ending.to_ascii_lowercase());
     let (compression, inner) = match ending(path).as_deref().and_then(|ending| ending.to_str()) {
@@ -55,24 +55,24 @@ pub(crate) fn format(path: &Path) -> (Format, Option<Compression>) {
     }
 }
 
-/// A part of a file that is one document, or none.
+/// A part of a file with at most one document.
 #[derive(Debug)]
 pub(crate) enum Item {
     Text(String),
     Line(Vec<u8>),
 }
 
-/// Items that follow one another in one file.
+/// Consecutive items of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub items: Vec<Item>,
-    /// The number in the file of the first item.
+    /// Number of the first item in the file.
     pub first: u64,
-    /// The file ends here.
+    /// The file ends after this batch.
     pub last: bool,
-    /// The file is no text and promised none: its earlier batches are to be dropped.
+    /// The file is not text, and need not be: its earlier batches must be dropped.
     pub not_text: bool,
-    /// The bytes of the file that are read so far.
+    /// Bytes of the file that have been read so far.
     pub file_bytes: u64,
 }
 
@@ -84,7 +84,7 @@ impl Item {
         }
     }
 
-    /// The document's text; `field` is the JSON field that has it.
+    /// Returns the document's text; `field` is the JSON field with the text.
     pub fn text(self, field: &str) -> Result<String, String> {
         match self {
             Item::Text(text) => Ok(text),
@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for Field<'_> {
     }
 }
 
-/// The batches of one file, in order. After an error there are no more.
+/// The batches of one file in order. An error ends them.
 pub(crate) struct Documents {
     path: PathBuf,
     kind: Kind,
@@ -212,7 +212,7 @@ impl Iterator for Documents {
     }
 }
 
-/// Counts what it reads.
+/// Counts the bytes that it reads.
 struct Counted {
     file: Box<dyn Read + Send>,
     read: Arc<AtomicU64>,
@@ -240,7 +240,7 @@ fn reader(
     }
 }
 
-/// The text of a row.
+/// Returns the text of a row.
 fn row(bytes: Option<Vec<u8>>, path: &Path, number: u64) -> Result<Option<String>, SourceError> {
     let Some(bytes) = bytes else { return Ok(None) };
     ensure!(bytes.len() <= MAX_DOCUMENT_BYTES, SourceError::TooLong { path: path.to_owned(), number });
@@ -265,9 +265,9 @@ fn line(reader: &mut dyn BufRead, path: &Path, number: u64) -> Result<Option<Vec
 /// The parts of a text file, as [`cut`] cuts them, one at a time.
 struct Parts {
     reader: Box<dyn BufRead + Send>,
-    /// Bytes read, and in no part yet.
+    /// Bytes that were read but are not part of a part yet.
     buffer: Vec<u8>,
-    /// Bytes of the parts before.
+    /// Size of the previous parts, in bytes.
     before: usize,
     part_bytes: usize,
     promised: bool,
@@ -281,7 +281,7 @@ enum Part {
 
 impl Parts {
     fn next(&mut self, path: &Path) -> Result<Part, SourceError> {
-        // One byte more than a part tells whether this is the last part, and whether it would end inside a character.
+        // One byte more than a part shows whether this is the last part, and whether it would end inside a character.
         let missing = (self.part_bytes + 1).saturating_sub(self.buffer.len()) as u64;
         let read = (&mut self.reader)
             .take(missing)
@@ -291,7 +291,7 @@ impl Parts {
         let (text, broken) = match std::str::from_utf8(&self.buffer) {
             Ok(text) => (text, false),
             Err(error) => {
-                // A character that the buffer cuts is not broken.
+                // A character that is cut by the buffer is not broken.
                 let broken = ended || error.error_len().is_some();
                 let valid = &self.buffer[..error.valid_up_to()];
                 (std::str::from_utf8(valid).expect("valid up to there"), broken)
@@ -316,15 +316,15 @@ impl Parts {
     }
 }
 
-/// The end of the first part of a longer text: after at most `part_bytes` (4 or more), at the last line end of the
-/// second half, or between two characters.
+/// Returns the end of the first part of a longer text: after at most `part_bytes` (4 or more), at the last line end
+/// of the second half, or between two characters.
 pub(crate) fn cut(text: &str, part_bytes: usize) -> usize {
     let end = text.floor_char_boundary(part_bytes);
     let second_half = text.floor_char_boundary(part_bytes / 2);
     text[second_half..end].rfind('\n').map_or(end, |line_end| second_half + line_end + 1)
 }
 
-/// A long text in pieces of at most `part_bytes`, cut as [`cut`] does.
+/// Cuts a long text into pieces of at most `part_bytes`, like [`cut`].
 pub(crate) fn pieces(text: &str, part_bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

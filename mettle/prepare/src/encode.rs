@@ -1,5 +1,5 @@
-//! The second pass over the text: tokens into shards, in the order of the documents, with checkpoints from which a
-//! later attempt resumes.
+//! The second pass over the text: writes tokens into shards, in the order of the documents, with checkpoints from
+//! which a later attempt resumes.
 
 use crate::{
     documents::{Batch, Item, pieces},
@@ -20,20 +20,21 @@ use std::{
 };
 use tokenizer::{TextEncoder, TextTokenizer};
 
-/// A longer document is encoded in pieces, cut at line ends, because encoding takes many times the memory of its text.
+/// Maximum length of a piece, in bytes. A longer document is encoded in pieces, cut at line ends, because encoding
+/// takes many times the memory of its text.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
-/// The limit of a checkpoint.
+/// Maximum size of a checkpoint, in bytes.
 const MAX_STATE_BYTES: u64 = 64 << 20;
 
-/// What to encode.
+/// Input of the second pass.
 pub(crate) struct Plan<'a> {
     pub scan: &'a Scan,
     pub selection: &'a Selection,
     pub tokenizer: &'a TextTokenizer,
     pub spans: &'a [Span],
-    /// Bytes of the documents, each as often as it is taken.
+    /// Bytes of the documents, each counted as often as it is taken.
     pub bytes: u64,
-    /// A digest of the dataset's inputs.
+    /// Digest of the dataset's inputs.
     pub digest: Digest,
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct Plan<'a> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// The plan, and its tokenizer.
+    /// Digest of the plan and its tokenizer.
     plan: Digest,
     tokenizer: Digest,
     at: Cursor,
@@ -102,8 +103,8 @@ impl Taken {
     }
 }
 
-/// Writes the tokens of each split into shards in `partial`, which holds the checkpoint too. Resumes from an earlier
-/// attempt there.
+/// Writes the tokens of each split into shards in `partial`, together with the checkpoint. Resumes an earlier attempt
+/// there.
 pub(crate) fn encode(
     plan: &Plan<'_>,
     options: &PrepareOptions,
@@ -147,7 +148,7 @@ pub(crate) fn encode(
     Ok(output)
 }
 
-/// The manifest of finished shards. `bytes` of text have become these.
+/// Returns the manifest of finished shards, which were made from `bytes` of text.
 pub(crate) fn manifest(
     training: SplitWriter,
     held_out: SplitWriter,
@@ -168,7 +169,7 @@ pub(crate) fn manifest(
     Ok(manifest)
 }
 
-/// The tokens of each document, with an encoder from the pool.
+/// Encodes each document, with an encoder from the pool.
 fn encode_work<'a>(
     work: Work,
     plan: &Plan<'a>,
@@ -203,7 +204,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Resumes from `state`, or begins anew where its files are not there.
+    /// Resumes from `state`, or starts over if its files are missing.
     fn open(
         directory: &Path,
         writer: impl Fn(&str) -> SplitWriter,
@@ -241,19 +242,19 @@ impl Output {
         Ok(())
     }
 
-    /// Bytes of text so far.
+    /// Returns the bytes of text so far.
     fn bytes(&self) -> u64 {
         self.taken.iter().map(|taken| taken.bytes).sum()
     }
 
-    /// Syncs the files, and returns the state to resume from.
+    /// Syncs the files, and returns the state for a later attempt.
     fn state(&mut self, plan: Digest, tokenizer: Digest) -> io::Result<State> {
         let (training, held_out) = (self.training.state()?, self.held_out.state()?);
         Ok(State { plan, tokenizer, at: self.at, training, held_out, taken: self.taken.clone() })
     }
 }
 
-/// Removes what is in a directory, and creates it.
+/// Creates a directory, or empties an existing one.
 fn create_empty(directory: &Path) -> io::Result<()> {
     if directory.exists() {
         fs::remove_dir_all(directory)?;
@@ -265,7 +266,7 @@ fn create_empty(directory: &Path) -> io::Result<()> {
 struct Works<'a> {
     plan: &'a Plan<'a>,
     next: Cursor,
-    /// The file of `next`.
+    /// The open file of `next`.
     open: Option<(Batches, Records)>,
 }
 
@@ -296,7 +297,7 @@ impl Works<'_> {
             let batch = batch?;
             let mut documents = Vec::new();
             for (number, item) in (batch.first..).zip(batch.items) {
-                // Encoded by an earlier attempt.
+                // An earlier attempt has encoded it.
                 if number < self.next.item {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! Why text could not become a dataset.
+//! Errors of the preparation of a dataset.
 
 use crate::{bucket::BucketError, default_text::PinnedCrate, options::SIMILARITIES};
 use dataset::{MAX_TOKENIZER_BYTES, ManifestError, OpenError, ReadError, durable, durable::Readers};
@@ -9,10 +9,10 @@ use std::{
 };
 use tokenizer::TokenizerError;
 
-/// The limit of a document, of which one must fit into memory. In bytes.
+/// Maximum size of a document, in bytes. One document must fit into memory.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 64 << 20;
 
-/// Why a text could not be read.
+/// Reason why a text could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error("cannot read {}", path.display())]
@@ -57,7 +57,7 @@ pub enum SourceError {
     CrateDiffers { wanted: PinnedCrate, path: PathBuf, found: Digest },
 }
 
-/// Why a dataset could not be prepared.
+/// Reason why a dataset could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     #[error("the text cannot be used")]
@@ -118,7 +118,7 @@ pub enum PrepareError {
 }
 
 impl PrepareError {
-    /// Whether the same may succeed later, so that the attempt is worth keeping.
+    /// Returns whether a later attempt may succeed, so that this one is worth keeping.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -130,7 +130,7 @@ impl PrepareError {
     }
 }
 
-/// The error of a failed write to `path`.
+/// Returns the error of a failed write to `path`.
 pub(crate) fn unwritable(path: &Path, source: io::Error) -> PrepareError {
     let path = path.to_owned();
     match source.kind() {
@@ -139,7 +139,7 @@ pub(crate) fn unwritable(path: &Path, source: io::Error) -> PrepareError {
     }
 }
 
-/// Writes a file of a dataset whole or not at all.
+/// Writes a file of a dataset completely or not at all.
 pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), PrepareError> {
     durable::write_atomic(path, bytes, Readers::Umask).map_err(|source| unwritable(path, source))
 }

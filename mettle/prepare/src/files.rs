@@ -1,14 +1,14 @@
-//! The files in a directory that is prepared, beside those of every dataset.
+//! Files in a directory during preparation, beside those of every dataset.
 
 use dataset::{manifest_path, shards_path, tokenizer_path, unigram_path};
 use std::path::{Path, PathBuf};
 
-/// The description of a directory that [`crate::prepare`] made.
+/// Returns the path of the description of a directory that [`crate::prepare`] made.
 pub(crate) fn prepared_path(directory: &Path) -> PathBuf {
     directory.join("prepared.json")
 }
 
-/// Whether a path belongs in the directory of a dataset.
+/// Returns whether a path belongs in the directory of a dataset.
 pub(crate) fn belongs(path: &Path) -> bool {
     let directory = path.parent().unwrap_or(Path::new(""));
     let ours = [manifest_path, tokenizer_path, shards_path, prepared_path, unigram_path];

@@ -21,7 +21,7 @@ use std::{
 };
 
 const BUFFER_BYTES: usize = 256 << 10;
-/// Rows decoded at once.
+/// Number of rows decoded at once.
 const ROWS: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(crate) enum Compression {
     Zstandard,
 }
 
-/// The decompressed bytes of the file at `path`, whose bytes `file` reads.
+/// Returns a reader of the decompressed bytes of the file at `path`, whose bytes `file` reads.
 pub(crate) fn decompress(
     path: &Path,
     compression: Compression,
@@ -77,12 +77,12 @@ pub(crate) struct Rows {
     path: PathBuf,
     file: SerializedFileReader<Chunks>,
     column: usize,
-    /// A value is there where its definition level is this.
+    /// Definition level of an existing value.
     defined: i16,
     next_group: usize,
     reader: Option<ColumnReaderImpl<ByteArrayType>>,
     waiting: VecDeque<Option<ByteArray>>,
-    /// Of the groups that are read or being read.
+    /// Size of the groups that have been read or are being read, in bytes.
     file_bytes: u64,
 }
 
@@ -119,7 +119,7 @@ impl Rows {
         })
     }
 
-    /// Reads some rows, or opens the next group of them. `false` after the last.
+    /// Reads some rows, or opens the next group of them. Returns `false` after the last.
     fn read(&mut self) -> Result<bool, SourceError> {
         let failed = |error: ParquetError| parquet_error(&self.path, &error);
         let Some(reader) = &mut self.reader else {
@@ -158,7 +158,7 @@ impl Rows {
         Ok(true)
     }
 
-    /// The bytes of the next row's text, empty where the row has none; `None` after the last row.
+    /// Returns the bytes of the next row's text, empty if the row has none; `None` after the last row.
     pub fn next(&mut self) -> Result<Option<Vec<u8>>, SourceError> {
         while self.waiting.is_empty() {
             if !self.read()? {
@@ -169,14 +169,14 @@ impl Rows {
         Ok(Some(row.map(|bytes| bytes.data().to_vec()).unwrap_or_default()))
     }
 
-    /// About how much of the file is read, in bytes.
+    /// Returns about how much of the file has been read, in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 }
 
 fn parquet_error(path: &Path, error: &ParquetError) -> SourceError {
-    // A read that failed may succeed later: what was read so far is kept.
+    // A failed read may succeed later: all data read so far is kept.
     if let ParquetError::External(cause) = error
         && let Some(read) = cause.downcast_ref::<std::io::Error>()
     {
@@ -231,7 +231,7 @@ mod tests {
         writer.close().expect("writable");
     }
 
-    /// Gives few bytes at a time.
+    /// Returns few bytes at a time.
     struct Given(Vec<u8>);
 
     impl ReadAt for Given {

@@ -1,6 +1,6 @@
-//! Joins datasets that were prepared with the same tokenizer, each on its own machine, into one.
+//! Joins datasets that several machines prepared with the same tokenizer.
 //!
-//! The shards stay as they are, and are linked or copied. So a document that is in several parts stays in each.
+//! The shards stay unchanged, and are linked or copied. So a document in several parts stays in each.
 
 use crate::{
     error::{PrepareError, unwritable},
@@ -23,8 +23,8 @@ struct Part {
     figures: PrepareStats,
 }
 
-/// Joins the datasets in these directories, in this order, into a new one in `directory`. One that is there already is
-/// found; a killed attempt begins anew.
+/// Joins the datasets in these directories, in this order, into a new one in `directory`. An existing one is reused;
+/// a killed attempt starts over.
 ///
 /// # Errors
 /// [`PrepareError::PartDiffers`] unless all have the same tokenizer, sequence length and token width.
@@ -74,7 +74,7 @@ impl Part {
     }
 }
 
-/// The manifest of all parts.
+/// Returns the manifest of all parts.
 fn joined(parts: &[Part]) -> Result<Manifest, PrepareError> {
     let Some(first) = parts.first() else {
         return Err(ManifestError::EmptySplit { split: "training" }.into());
@@ -111,7 +111,7 @@ fn joined(parts: &[Part]) -> Result<Manifest, PrepareError> {
     Ok(manifest)
 }
 
-/// Links the shards of all parts into `partial`, or copies them from another file system.
+/// Links the shards of all parts into `partial`, or copies them if they are on another file system.
 fn copy_shards(
     parts: &[Part],
     partial: &Path,
@@ -135,7 +135,7 @@ fn copy_shards(
 }
 
 fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
-    // A part that was read several times may have one shard twice.
+    // A part with several readings may have one shard twice.
     if to.exists() || fs::hard_link(from, to).is_ok() {
         return Ok(());
     }
@@ -143,7 +143,7 @@ fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
-/// The sums of all totals. The sources of the parts stay apart.
+/// Sums all totals. The sources of the parts stay separate.
 fn totals<'a>(parts: impl Iterator<Item = &'a PrepareStats>) -> PrepareStats {
     let mut sum = PrepareStats::default();
     for part in parts {

@@ -1,18 +1,18 @@
-//! Documents that are nearly equal: MinHash over words, with banding (Broder 1997; Leskovec, Rajaraman, Ullman, *Mining
-//! of Massive Datasets*, chapter 3).
+//! Near-duplicate documents: MinHash over words, with banding (Broder 1997; Leskovec, Rajaraman, Ullman, *Mining of
+//! Massive Datasets*, chapter 3).
 //!
-//! The similarity of two documents is the share of their shingles, five words in a row, that both have (Jaccard). A
-//! random order of all shingles has its least shingle of both documents in common with that probability; so have `rows`
-//! orders at once with its `rows`-th power. A document has `bands` keys, each of the least shingles by `rows` orders.
-//! Two documents of similarity `s` have a key in common with probability `1 - (1 - s^rows)^bands`.
+//! The similarity of two documents is the share of their shingles, five words in a row, that both have (Jaccard).
+//! With that probability, both documents have the same least shingle in a random order of all shingles; for `rows`
+//! orders together it is its `rows`-th power. A document has `bands` keys, each of the least shingles by `rows`
+//! orders. Two documents of similarity `s` share a key with probability `1 - (1 - s^rows)^bands`.
 //!
-//! What is a word depends on no table of Unicode properties, so that a release does not change it.
+//! The definition of a word uses no table of Unicode properties, so that a release does not change it.
 
-/// Words of a shingle.
+/// Number of words in a shingle.
 const SHINGLE: usize = 5;
-/// Orders of shingles, at most.
+/// Maximum number of orders of shingles.
 const ORDERS: usize = 128;
-/// Documents of the given similarity have a key in common with at least this probability.
+/// Minimum probability that documents of the given similarity share a key.
 const FOUND: f64 = 0.9;
 
 /// The number of keys of a document, and of orders for each.
@@ -23,20 +23,20 @@ pub(crate) struct Banding {
 }
 
 impl Banding {
-    /// The most rows with which documents of this similarity are found: so few others are found as can be.
+    /// Chooses the most rows with which documents of this similarity are found, so that the fewest others are found.
     pub fn of(similarity: f64) -> Banding {
         let banding = |rows: usize| Banding { bands: ORDERS / rows, rows };
         let best = (1..=ORDERS).map(banding).rfind(|banding| FOUND <= banding.probability(similarity));
         best.unwrap_or(banding(1))
     }
 
-    /// By products alone, which are the same on every machine.
+    /// Computes the probability by products alone, which are equal on every machine.
     fn probability(self, similarity: f64) -> f64 {
         let power = |base: f64, times: usize| (0..times).fold(1.0, |product, _| product * base);
         1.0 - power(1.0 - power(similarity, self.rows), self.bands)
     }
 
-    /// Adds the keys of a document to `keys`, one for each band, each 0 if the document has no word.
+    /// Adds the keys of a document to `keys`, one for each band; all are 0 if the document has no word.
     pub fn keys(self, text: &str, keys: &mut Vec<u64>) {
         let words = words(text);
         if words.is_empty() {
@@ -54,7 +54,7 @@ impl Banding {
         }
         keys.extend(least.chunks(self.rows).map(|band| {
             let key = band.iter().fold(0, |key, least| mixed(key ^ u64::from(*least)));
-            // 0 stands for no key.
+            // 0 means no key.
             key.max(1)
         }));
     }
@@ -72,8 +72,8 @@ static ORDER: [(u32, u32); ORDERS] = {
     orders
 };
 
-/// The hash of each word. ASCII letters and digits, and characters of scripts with spaces, make words, in lower case
-/// where they are ASCII. A character of a script without spaces is a word. All else separates.
+/// Hashes each word. ASCII letters and digits, and characters of scripts with spaces, form words, with ASCII in lower
+/// case. A character of a script without spaces is a word. All other characters separate words.
 fn words(text: &str) -> Vec<u64> {
     let mut words = Vec::with_capacity(text.len() / 5);
     let mut word = 0;
@@ -104,7 +104,7 @@ fn words(text: &str) -> Vec<u64> {
     words
 }
 
-/// The finaliser of SplitMix64, after its constant.
+/// Applies the finaliser of SplitMix64, after its constant.
 const fn mixed(value: u64) -> u64 {
     let mut mixed = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -15,40 +15,40 @@ use std::{
 };
 use tokenizer::MIN_VOCAB;
 
-/// Text between two checkpoints: some seconds of work. In bytes.
+/// Size of the text between two checkpoints, in bytes: some seconds of work.
 const NOTE_EVERY_BYTES: u64 = 32 << 20;
-/// More readings of a text teach nothing.
+/// Maximum number of readings of a text: more have no effect on training.
 const MAX_EPOCHS: u64 = 1000;
 const MAX_THREADS: u64 = 4096;
-/// Below, unlike documents are found; above, only equal ones.
+/// Range of similarities: below it, unlike documents are found; above it, only equal ones.
 pub(crate) const SIMILARITIES: RangeInclusive<f64> = 0.5..=0.99;
 
-/// What to prepare, and where.
+/// The text to prepare, the place of the dataset, and its form.
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     pub source: Source,
     pub place: OutputDirectory,
     pub tokenizer: TokenizerChoice,
-    /// Tokens of a sequence that the model sees. A stored sequence has one more.
+    /// Number of tokens of a sequence that the model sees. A stored sequence has one more.
     pub seq_len: u32,
-    /// The limit of a shard. In bytes.
+    /// Maximum size of a shard, in bytes.
     pub shard_bytes: u64,
-    /// Hold out at least about this many sequences, even if 1/40 of the text is less.
+    /// Minimum number of held-out sequences, approximately, even if 1/40 of the text is less.
     pub held_out_sequences_min: u64,
-    /// Leave out documents whose similarity to an earlier one is at least about this, from 0.5 to 0.99.
+    /// Omit documents whose similarity to an earlier one is at least about this, from 0.5 to 0.99.
     pub near_duplicates: Option<f64>,
-    /// Leave out documents that one of these does not keep; of several with one name the last counts.
+    /// Rules for documents; those that break one are omitted. Of several rules with one name the last counts.
     pub quality: Vec<QualityRule>,
-    /// Threads that encode; `None` for one per core. The result is the same.
+    /// Number of encoding threads; `None` for one per core. The result is the same.
     pub threads: Option<usize>,
-    /// Write a checkpoint after this much text: a kill loses no more. The result is the same.
+    /// Size of the text between two checkpoints, in bytes: a kill loses at most this much. The result is the same.
     pub note_every_bytes: u64,
 }
 
 /// The directory of the dataset.
 #[derive(Clone, Debug)]
 pub enum OutputDirectory {
-    /// This directory, which must be missing, be empty, or hold this dataset.
+    /// This directory, which must be missing, be empty, or contain this dataset.
     Directory(PathBuf),
     /// A directory below this one, named after text and options.
     CacheUnder(PathBuf),
@@ -65,7 +65,7 @@ pub enum TokenizerChoice {
 /// The progress of [`prepare`](crate::prepare). `Display` is one line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The first pass. Finished files, and bytes of files.
+    /// The first pass: finished files, and bytes of files.
     Reading { files: u64, bytes: u64, of: u64 },
     /// Documents are being selected.
     Selecting { documents: u64 },
@@ -75,18 +75,18 @@ pub enum Progress {
     Reused { directory: PathBuf },
     /// The tokenizer is being trained.
     Tokenizer { tokens: u32, of: u32 },
-    /// The second pass. In bytes, `resumed` of them by an earlier attempt.
+    /// The second pass, in bytes, of which an earlier attempt encoded `resumed`.
     Encoding { bytes: u64, of: u64, resumed: u64 },
-    /// Files are copied to a bucket, or from parts into a joined dataset. In bytes.
+    /// Files are copied to a bucket, or from parts into a joined dataset, in bytes.
     Copying { bytes: u64, of: u64 },
     /// The dataset is being read back.
     Checking,
-    /// The directory has its name.
+    /// The directory has its final name.
     Finished { directory: PathBuf },
 }
 
 impl PrepareOptions {
-    /// The options of a localnet: 2048 tokens, sequences of 128.
+    /// Returns the options of a localnet: 2048 tokens, sequences of 128.
     pub fn new(source: Source, place: OutputDirectory) -> PrepareOptions {
         PrepareOptions {
             source,
@@ -123,7 +123,7 @@ impl PrepareOptions {
         }
     }
 
-    /// The rules in force, in the order in which a document is judged.
+    /// Returns the rules in force, in the order in which a document is judged.
     pub(crate) fn rules(&self) -> Vec<QualityRule> {
         quality::in_force(&self.quality)
     }
@@ -138,7 +138,7 @@ impl PrepareOptions {
 }
 
 impl OutputDirectory {
-    /// The parent and the name of the directory to lock.
+    /// Returns the parent and the name of the directory to lock.
     pub(crate) fn location(&self, request: &Digest) -> Result<(PathBuf, String), PrepareError> {
         match self {
             OutputDirectory::Directory(directory) => {
@@ -151,7 +151,7 @@ impl OutputDirectory {
         }
     }
 
-    /// The directory of the dataset that is made from `inputs`.
+    /// Returns the directory of the dataset that is made from `inputs`.
     pub(crate) fn directory(&self, inputs: &Digest) -> PathBuf {
         match self {
             OutputDirectory::Directory(directory) => directory.clone(),

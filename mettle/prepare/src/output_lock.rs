@@ -12,18 +12,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The file that names what is prepared in a directory.
+/// Name of the file with the request of the attempt.
 const REQUEST: &str = "request";
 
 pub(crate) struct OutputLock {
-    /// The directory while it is prepared, beside its place.
+    /// The directory during preparation, beside its place.
     pub partial: PathBuf,
     lock_path: PathBuf,
     lock: File,
 }
 
 impl OutputLock {
-    /// Locks the directory `name` in `parent`. Waits while another process has it.
+    /// Locks the directory `name` in `parent`. Waits while another process holds the lock.
     pub fn lock(
         parent: &Path,
         name: &str,
@@ -47,7 +47,7 @@ impl OutputLock {
         Ok(OutputLock { partial: beside("partial"), lock_path, lock })
     }
 
-    /// Begins or resumes an attempt at `request`. Removes the files of an attempt at another one.
+    /// Begins or resumes an attempt at `request`. Removes the files of an attempt at another request.
     pub fn begin(&self, request: &str) -> Result<(), PrepareError> {
         let path = self.partial.join(REQUEST);
         if fs::read_to_string(&path).is_ok_and(|found| found == request) {
@@ -80,7 +80,7 @@ impl OutputLock {
         remove().map_err(|source| unwritable(&self.partial, source))
     }
 
-    /// Gives the complete directory its name, durably.
+    /// Renames the complete directory durably.
     pub fn publish(&self, directory: &Path) -> Result<(), PrepareError> {
         let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
@@ -91,7 +91,7 @@ impl OutputLock {
         sync(parent)
     }
 
-    /// Removes the lock's file once the directory is there. After a failure the file stays, so that a third process
+    /// Removes the lock's file when the directory exists. After a failure the file stays, so that a third process
     /// does not lock another file of the same name.
     pub fn finish(self) {
         let _ = fs::remove_file(&self.lock_path);

@@ -8,11 +8,11 @@ use std::{
     thread,
 };
 
-/// Items per thread that are waiting or done, so that no thread waits for the next.
+/// Number of items per thread that are waiting or done, so that no thread waits for the next.
 const AHEAD: usize = 4;
 
-/// Reads `items` on one thread, does `work` on `threads` threads, and passes the results to `sink` on the caller's
-/// thread, in order. Ends with the first error in that order, of any of the three.
+/// Reads `items` on one thread, runs `work` on `threads` threads, and passes the results to `sink` on the caller's
+/// thread, in order. Stops at the first error in that order, of any of the three.
 pub(crate) fn ordered<I: Send, O: Send, E: Send>(
     threads: usize,
     items: impl Iterator<Item = Result<I, E>> + Send,
@@ -32,7 +32,7 @@ pub(crate) fn ordered<I: Send, O: Send, E: Send>(
 
     thread::scope(|scope| {
         let failed = done.clone();
-        // Ends with the items, with an error, or when the sink has gone.
+        // Ends with the items, with an error, or when the sink has ended.
         scope.spawn(move || {
             for (number, item) in (0..).zip(items) {
                 if permits.recv().is_err() {
@@ -75,7 +75,7 @@ pub(crate) fn ordered<I: Send, O: Send, E: Send>(
             while let Some(result) = early.remove(&next) {
                 sink(result.unwrap_or_else(|panic| resume_unwind(panic))?)?;
                 next += 1;
-                // The thread that reads may have ended.
+                // The reading thread may have ended.
                 let _ = permit.send(());
             }
         }
@@ -97,7 +97,7 @@ mod tests {
         });
         let mut seen = Vec::new();
         let work = |item| {
-            // The even ones take longer.
+            // Even items take longer.
             let rounds = if item % 2 == 0 { 20_000 } else { 1 };
             Ok((0..rounds).fold(item, |item, _| std::hint::black_box(item)))
         };

@@ -1,11 +1,11 @@
-//! Makes a dataset from text: scan every document, select, train the tokenizer, encode, read back, rename.
+//! Prepares a dataset from text: scan every document, select, train the tokenizer, encode, read back, rename.
 //!
-//! Everything is written beside the final directory and renamed at the end, so a directory of that name is complete or
-//! not there, also after a power failure. The next attempt resumes a killed one. Several processes may prepare the
+//! All files are written beside the final directory and renamed at the end, so a directory of that name is complete
+//! or missing, even after a power failure. The next attempt resumes a killed one. Several processes may prepare the
 //! same directory at once: one works, the others wait for it.
 //!
-//! The text is read twice, a piece at a time, so memory does not grow with it. The result depends on text and options
-//! alone, not on threads, machines or earlier attempts.
+//! The text is read twice, a piece at a time, so memory does not grow with it. The result depends only on text and
+//! options, not on threads, machines or earlier attempts.
 
 use crate::{
     documents::pieces,
@@ -30,54 +30,54 @@ use tokenizer::TextTokenizer;
 
 /// The format of a prepared directory; another format is another dataset.
 const FORMAT: &str = "mettle/2/dataset";
-/// One byte in this many is held out, …
+/// Divisor of the text for the held-out part, …
 const HELD_OUT_SHARE: u64 = 40;
-/// … unless the least number of sequences needs more; then at most one in this many.
+/// … unless the minimum number of sequences needs more; then the smallest divisor.
 const MOST_HELD_OUT_SHARE: u64 = 5;
-/// The most bytes per token, in texts seen so far.
+/// Maximum number of bytes per token in texts seen so far.
 const TOKEN_TEXT_BYTES: u64 = 6;
-/// The tokenizer learns from this much text: more takes longer and changes its merges little. In bytes.
+/// Size of the text from which the tokenizer learns, in bytes: more takes longer and changes its merges little.
 const SAMPLE_BYTES: u64 = 4 << 20;
-/// The limit of a description.
+/// Maximum size of a description, in bytes.
 const MAX_PREPARED_BYTES: u64 = 4 << 20;
 
 /// A prepared dataset.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     pub directory: PathBuf,
-    /// The digest of the manifest, for the chain.
+    /// Digest of the manifest, for the chain.
     pub digest: Digest,
     pub manifest: Manifest,
     pub figures: PrepareStats,
     /// In nats per token; see [`Dataset::unigram_loss`].
     pub unigram_loss: f64,
-    /// The dataset was there already.
+    /// The dataset existed already.
     pub reused: bool,
 }
 
 /// Totals of a dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrepareStats {
-    /// Training and held-out documents; a document that is taken twice counts twice.
+    /// Number of training and held-out documents; a document that is taken twice counts twice.
     pub documents: u64,
     pub held_out_documents: u64,
-    /// Of all documents together.
+    /// Total size of all documents, in bytes.
     pub text_bytes: u64,
-    /// Of all documents together, with one end of document each.
+    /// Total number of tokens, with one end of document each.
     pub tokens: u64,
-    /// Documents left out because another has the same contents.
+    /// Documents omitted because another one has the same contents.
     pub duplicates: u64,
-    /// Documents left out because an earlier one is about the same, where that was asked for.
+    /// Documents omitted because an earlier one is nearly equal, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub near_duplicates: Option<u64>,
-    /// Documents left out by each quality rule.
+    /// Documents omitted by each quality rule.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, u64>,
     /// Lines and rows without any text.
     pub empty: u64,
-    /// Files left out because they are no text.
+    /// Files omitted because they are not text.
     pub skipped_files: u64,
-    /// The totals of each source, in their order.
+    /// Totals of each source, in order.
     pub sources: Vec<SourceStats>,
 }
 
@@ -88,11 +88,11 @@ pub struct SourceStats {
     pub documents: u64,
     pub text_bytes: u64,
     pub tokens: u64,
-    /// Readings, in thousandths.
+    /// Number of readings, in thousandths.
     pub epochs_milli: u64,
 }
 
-/// Makes the dataset, or finds it.
+/// Prepares the dataset, or opens an existing one.
 ///
 /// # Errors
 /// [`PrepareError`]. After a full disk or an unreadable file, the next call resumes.
@@ -130,7 +130,7 @@ fn make(
 ) -> Result<Prepared, PrepareError> {
     let partial = &lock.partial;
 
-    // Scan, and look for the finished dataset.
+    // Scans, and searches for the finished dataset.
     let scan = Scan::make(options, files, partial, progress)?;
     let inputs = inputs_digest(options, &scan, given.as_ref());
     let directory = options.place.directory(&inputs);
@@ -139,7 +139,7 @@ fn make(
         return Ok(prepared);
     }
 
-    // Select and encode.
+    // Selects and encodes.
     progress(Progress::Selecting { documents: scan.documents() });
     let selection = select(&scan, options)?;
     let tokenizer = match given {
@@ -182,7 +182,7 @@ pub(crate) fn finish(
     Ok(Prepared { reused: false, ..prepared })
 }
 
-/// Selects the documents. Too little text fails here, before any of it is encoded.
+/// Selects the documents. Too little text is an error here, before it is encoded.
 fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareError> {
     let least = options
         .held_out_sequences_min
@@ -219,7 +219,7 @@ fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareErr
     }
 }
 
-/// The totals, from those of each span.
+/// Computes the totals from those of each span.
 fn figures<'a>(
     options: &PrepareOptions,
     scan: &Scan,
@@ -267,7 +267,7 @@ fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, Pr
     Ok(Some(tokenizer))
 }
 
-/// Trains the tokenizer, or takes the one that an earlier attempt has trained for the same.
+/// Trains the tokenizer, or reads the one that an earlier attempt trained on the same input.
 fn trained_tokenizer(
     scan: &Scan,
     selection: &Selection,
@@ -292,7 +292,7 @@ fn trained_tokenizer(
     Ok(tokenizer)
 }
 
-/// The text for the tokenizer: the first piece of each sampled document.
+/// Returns the text for the tokenizer: the first piece of each sampled document.
 fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareError> {
     let mut sample = Vec::new();
     for (at, source) in scan.sources.iter().enumerate() {
@@ -324,7 +324,7 @@ fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareErro
     Ok(sample)
 }
 
-/// A digest of the request, from what is known before the text is read.
+/// Returns a digest of the request, from the data known before the text is read.
 fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Digest {
     let mut parts = DigestParts::new("request");
     parts.options(options, tokenizer);
@@ -334,7 +334,7 @@ fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Diges
     parts.digest()
 }
 
-/// A digest of the inputs of the dataset.
+/// Returns a digest of the dataset's inputs.
 fn inputs_digest(options: &PrepareOptions, scan: &Scan, tokenizer: Option<&TextTokenizer>) -> Digest {
     let mut parts = DigestParts::new("inputs");
     parts.options(options, tokenizer);
@@ -347,7 +347,7 @@ fn inputs_digest(options: &PrepareOptions, scan: &Scan, tokenizer: Option<&TextT
     parts.digest()
 }
 
-/// A digest over parts, each with its length.
+/// A digest over several parts, each with its length.
 pub(crate) struct DigestParts(blake3::Hasher);
 
 impl DigestParts {
@@ -363,7 +363,7 @@ impl DigestParts {
         self.0.update(bytes);
     }
 
-    /// The options that change the dataset; threads and checkpoints do not.
+    /// Adds the options that change the dataset; threads and checkpoints do not.
     fn options(&mut self, options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) {
         let PrepareOptions { seq_len, shard_bytes, held_out_sequences_min, .. } = *options;
         for number in [u64::from(seq_len), shard_bytes, held_out_sequences_min] {
@@ -378,7 +378,7 @@ impl DigestParts {
             (TokenizerChoice::Train { vocab }, None) => self.add(&vocab.to_le_bytes()),
             (TokenizerChoice::File { .. }, None) => unreachable!("a tokenizer in a file is read before"),
         }
-        // Without these, the digest is that of a release that did not have them.
+        // Without these options, the digest equals that of a release that did not have them.
         if let Some(banding) = options.banding() {
             self.add(b"near-duplicates");
             self.add(&(banding.bands as u64).to_le_bytes());
@@ -407,7 +407,7 @@ pub(crate) struct Description {
     pub figures: PrepareStats,
 }
 
-/// The description of a directory, unless it is empty or missing.
+/// Reads the description of a directory; `None` if the directory is empty or missing.
 pub(crate) fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
     let foreign = || PrepareError::Foreign { directory: directory.to_owned() };
     let mut entries = match fs::read_dir(directory) {
@@ -427,7 +427,7 @@ pub(crate) fn description(directory: &Path) -> Result<Option<Description>, Prepa
     description.map(Some).ok_or_else(foreign)
 }
 
-/// The dataset in `directory`, if it is that of `inputs`; an error if there are other files.
+/// Opens the dataset in `directory`, if it belongs to `inputs`. Other files are an error.
 pub(crate) fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
     let Some(description) = description(directory)? else { return Ok(None) };
     ensure!(description.inputs == *inputs, PrepareError::OtherInputs { directory: directory.to_owned() });
@@ -442,7 +442,7 @@ pub(crate) fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepa
     }))
 }
 
-/// Reads everything back as a later reader does: the unigram loss verifies each shard, if it is not there already.
+/// Reads everything back like a later reader: the unigram loss verifies each shard, unless it is stored already.
 fn read_back(directory: &Path, manifest: Digest) -> Result<(Dataset, f64), PrepareError> {
     let at = || directory.to_owned();
     let dataset = Dataset::open(directory, Some(manifest))

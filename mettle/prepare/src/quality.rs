@@ -1,24 +1,24 @@
-//! Rules that leave out documents by their form: too short, too repetitive, not sentences.
+//! Rules that omit documents by their form: too short, too repetitive, not sentences.
 //!
 //! The rules and their bounds are those of Gopher (Rae et al. 2021, arXiv:2112.11446, section A.1.1 and table A1) and
 //! FineWeb (Penedo et al. 2024, arXiv:2406.17557, section 3.6). Measurements are integers, and no rule depends on a
-//! table of Unicode properties beyond white space, so that a release does not change what is left out.
+//! table of Unicode properties beyond white space, so that a release does not change the selection.
 
 use ahash::{AHashMap, AHashSet};
 use protocol::ensure;
 use std::fmt;
 
-/// Bounds are given as decimals and compared in millionths.
+/// Scale of bounds, which are given as decimals and compared in millionths.
 const ONE: u64 = 1_000_000;
 /// The largest bound, in units.
 const MAX_BOUND: f64 = 1e12;
 const STOP_WORDS: [&str; 8] = ["the", "be", "to", "of", "and", "that", "have", "with"];
 const BULLETS: [char; 6] = ['•', '-', '*', '‣', '▪', '●'];
 const SENTENCE_ENDS: [char; 14] = ['.', '!', '?', '"', '\'', '”', '’', '…', ':', ';', '。', '！', '？', '।'];
-/// A line with fewer characters is short.
+/// Length below which a line is short, in characters.
 const SHORT_LINE: usize = 30;
 
-/// What a rule measures in a document.
+/// Property of a document that a rule measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Measure {
     Words,
@@ -32,13 +32,13 @@ enum Measure {
     ShortLines,
     DuplicateLines,
     DuplicateLineCharacters,
-    /// Of the most frequent sequence of this many words.
+    /// Share of the most frequent sequence of this many words.
     TopGram(u8),
-    /// Of repeated sequences of this many words.
+    /// Share of repeated sequences of this many words.
     DuplicateGrams(u8),
 }
 
-/// A rule with the least and the most that it keeps, in millionths.
+/// A rule with the minimum and the maximum that it keeps, in millionths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QualityRule {
     measure: Measure,
@@ -46,7 +46,7 @@ pub struct QualityRule {
     most: u64,
 }
 
-/// Name, measure, and what the rule keeps by default.
+/// Name, measure, and the rule's default bounds.
 type Entry = (&'static str, Measure, f64, f64);
 
 /// The rules of Gopher, in the order in which a document is judged.
@@ -87,7 +87,7 @@ pub enum RuleError {
 }
 
 impl QualityRule {
-    /// The rules of a set (`gopher`, `fineweb`), or one rule: `NAME`, or `NAME=LEAST..MOST` with own bounds.
+    /// Parses a set of rules (`gopher`, `fineweb`), or one rule: `NAME`, or `NAME=LEAST..MOST` with own bounds.
     ///
     /// # Errors
     /// [`RuleError`].
@@ -126,7 +126,7 @@ impl QualityRule {
         entries().find(|(_, measure, ..)| *measure == self.measure).map_or("", |(name, ..)| name)
     }
 
-    /// What the rule keeps, in millionths.
+    /// Returns the bounds of the rule, in millionths.
     pub(crate) fn bounds(&self) -> (u64, u64) {
         (self.least, self.most)
     }
@@ -138,7 +138,7 @@ impl fmt::Display for QualityRule {
     }
 }
 
-/// One rule for each measure, in the order in which a document is judged; of several the last.
+/// Returns one rule for each measure, in the order in which a document is judged; of several, the last counts.
 pub(crate) fn in_force(rules: &[QualityRule]) -> Vec<QualityRule> {
     let mut rules = rules.to_vec();
     rules.reverse();
@@ -147,7 +147,7 @@ pub(crate) fn in_force(rules: &[QualityRule]) -> Vec<QualityRule> {
     rules
 }
 
-/// The first of `rules` that does not keep `text`.
+/// Returns the index of the first of `rules` that does not keep `text`.
 pub(crate) fn refused_by(text: &str, rules: &[QualityRule]) -> Option<usize> {
     if rules.is_empty() {
         return None;
@@ -171,17 +171,17 @@ fn millionths(bound: f64) -> u64 {
     (bound * ONE as f64).round() as u64
 }
 
-/// A share in millionths; 0 of nothing.
+/// Returns a share in millionths; 0 if `of` is 0.
 fn share(count: usize, of: usize) -> u64 {
     (count as u64 * ONE).checked_div(of as u64).unwrap_or(0)
 }
 
-/// A document in words and lines. A word ends at white space; lines without text are left out.
+/// The words and lines of a document. A word ends at white space; lines without text are omitted.
 struct Form<'a> {
     text: &'a str,
     words: Vec<&'a str>,
     lines: Vec<&'a str>,
-    /// Bytes of all words.
+    /// Total size of all words, in bytes.
     word_bytes: usize,
 }
 
@@ -232,13 +232,13 @@ impl<'a> Form<'a> {
         }
     }
 
-    /// The lines that an earlier line is equal to.
+    /// Returns the lines that equal an earlier line.
     fn repeated_lines(&self) -> impl Iterator<Item = &'a str> {
         let mut seen = AHashSet::new();
         self.lines.iter().copied().filter(move |line| !seen.insert(*line))
     }
 
-    /// Bytes in all occurrences of the most frequent gram that occurs twice; of several the longest.
+    /// Returns the bytes in all occurrences of the most frequent gram that occurs twice; of several, the longest.
     fn top_gram_bytes(&self, length: usize) -> usize {
         let mut counts: AHashMap<&[&str], usize> = AHashMap::new();
         for gram in self.words.windows(length) {
@@ -249,7 +249,7 @@ impl<'a> Form<'a> {
         top.map_or(0, |(count, bytes)| count * bytes)
     }
 
-    /// Bytes in grams that occurred before, none of them counted twice.
+    /// Returns the bytes in grams that occurred before, without counting a byte twice.
     fn duplicate_gram_bytes(&self, length: usize) -> usize {
         let (mut seen, mut bytes, mut at) = (AHashSet::new(), 0, 0);
         while let Some(gram) = self.words.get(at..at + length) {
@@ -272,7 +272,7 @@ fn bytes_of(gram: &[&str]) -> usize {
 mod tests {
     use super::*;
 
-    /// Prose that every rule keeps: a hundred words, no two lines alike.
+    /// Returns prose that every rule keeps: a hundred words, no two lines equal.
     fn prose() -> String {
         let nouns = ["river", "bridge", "letter", "garden", "window", "engine", "harbour", "mountain"];
         let verbs = ["crosses", "follows", "remembers", "answers", "carries", "surrounds", "opens"];
@@ -290,7 +290,7 @@ mod tests {
         refused_by(text, &QualityRule::parse(rule).expect("a rule")).is_some()
     }
 
-    /// Each rule drops a text that breaks it alone, and keeps the same text without the fault.
+    /// Each rule omits a text that breaks it alone, and keeps the same text without the fault.
     #[test]
     fn each_rule_drops_what_it_is_for_and_keeps_prose() {
         let prose = prose();

@@ -1,9 +1,8 @@
 //! The first pass over the text: one record per document.
 //!
 //! A record has a fixed size and is appended to a file: a hash of the contents, and the length. All later decisions
-//! (duplicates, held-out documents, shares of a mixture) are made from these records, in memory that does not grow
-//! with the text. The second pass compares each document with its record, so that a file that changes in between is
-//! noticed.
+//! (duplicates, held-out documents, shares of a mixture) use these records, in memory that does not grow with the
+//! text. The second pass compares each document with its record, which detects a file that has changed meanwhile.
 //!
 //! A log has a line per finished file. After a crash, the next attempt reads only the other files.
 
@@ -25,13 +24,13 @@ use std::{
 };
 
 const RECORD_BYTES: u64 = 36;
-/// The key of a document in one band.
+/// Size of a document's key in one band, in bytes.
 const KEY_BYTES: u64 = 8;
-/// The files of records and of logs.
+/// Names of the files of records and logs.
 const RECORDS: &str = "documents";
 const LOG: &str = "documents.log";
 
-/// The record of a document. A length of 0: the line or row has no text, or none that is kept.
+/// The record of a document. A length of 0 means that the line or row has no text, or none that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub key: Key,
@@ -58,7 +57,7 @@ pub(crate) struct ScannedSource {
 #[derive(Debug)]
 pub(crate) struct ScannedFile {
     pub file: TextFile,
-    /// The number of its first item among all items of all sources.
+    /// Number of the file's first item among all items of all sources.
     pub first: u64,
     /// The log of its items.
     pub log: FileLog,
@@ -73,21 +72,21 @@ pub(crate) struct FileLog {
     /// Length, and time of the last change in seconds and nanoseconds: an unchanged file is not read again.
     bytes: u64,
     modified: Option<(u64, u32)>,
-    /// Of an object of a bucket, instead of a time.
+    /// Version of an object of a bucket, instead of a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     version: Option<String>,
     part_bytes: usize,
-    /// False for a file that is no text, which is skipped.
+    /// False for a file that is not text, which is skipped.
     pub text: bool,
     pub items: u64,
-    /// Items with text that is kept.
+    /// Number of items with text that is kept.
     pub documents: u64,
-    /// Items that each quality rule has left out.
+    /// Number of items that each quality rule has omitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<u64>,
-    /// Over all its records.
+    /// Digest over all its records.
     pub digest: Digest,
-    /// Over the keys of all bands, item by item.
+    /// Digest over the keys of all bands, item by item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     keys: Option<Digest>,
 }
@@ -139,7 +138,7 @@ impl Scan {
         Ok(Scan { sources: sources.collect(), directory: partial.to_owned() })
     }
 
-    /// Items, documents or not, of all sources.
+    /// Returns the number of items, with or without text, of all sources.
     pub fn items(&self) -> u64 {
         self.logs().map(|log| log.items).sum()
     }
@@ -148,12 +147,12 @@ impl Scan {
         self.logs().map(|log| log.documents).sum()
     }
 
-    /// Items that the quality rule `rule` has left out.
+    /// Returns the number of items that the quality rule `rule` has omitted.
     pub fn refused(&self, rule: usize) -> u64 {
         self.logs().filter_map(|log| log.refused.get(rule)).sum()
     }
 
-    /// Files that are no text.
+    /// Returns the number of files that are not text.
     pub fn skipped(&self) -> u64 {
         self.logs().filter(|log| !log.text).count() as u64
     }
@@ -162,7 +161,7 @@ impl Scan {
         self.sources.iter().flat_map(|source| source.files.iter().map(|file| &file.log))
     }
 
-    /// The records from item `first` on.
+    /// Returns the records from item `first` on.
     pub fn records(&self, first: u64) -> Records {
         Records { path: self.directory.join(RECORDS), next: first, reader: None }
     }
@@ -193,7 +192,7 @@ impl Scan {
 /// Reads records of a fixed length in order.
 pub(crate) struct Records {
     path: PathBuf,
-    /// The number of the next record, before the file is open.
+    /// Number of the next record, before the file is open.
     next: u64,
     reader: Option<BufReader<File>>,
 }
@@ -221,12 +220,12 @@ impl Records {
     }
 }
 
-/// All files of all sources with the number of their source, in the order of their items.
+/// Returns all files of all sources with the number of their source, in the order of their items.
 fn in_order(files: &[Vec<TextFile>]) -> Vec<(usize, &TextFile)> {
     files.iter().enumerate().flat_map(|(at, files)| files.iter().map(move |file| (at, file))).collect()
 }
 
-/// Writes records and log of `all` these files into `directory`, and reads only those that no earlier attempt there
+/// Writes records and log of `all` these files into `directory`. Reads only the files that no earlier attempt there
 /// has read.
 fn read_files(
     options: &PrepareOptions,
@@ -289,7 +288,7 @@ fn read_files(
     log.finish()
 }
 
-/// How many of the leading files have the records and keys in `directory` that their logs say.
+/// Returns the number of leading files whose records and keys in `directory` match their logs.
 fn whole_files(directory: &Path, logs: &[FileLog], banding: Option<Banding>) -> io::Result<usize> {
     let open = |(name, bytes)| {
         let file = File::open(directory.join(name))?;
@@ -323,14 +322,14 @@ fn band_file(band: usize) -> String {
     format!("keys-{band}")
 }
 
-/// The files with a record for each item, and its length.
+/// Returns the files with a record for each item, and the record's length.
 fn record_files(bands: usize) -> impl Iterator<Item = (String, u64)> {
     let keys = (0..bands).map(|band| (band_file(band), KEY_BYTES));
     std::iter::once((RECORDS.to_owned(), RECORD_BYTES)).chain(keys)
 }
 
 impl FileLog {
-    /// The log of a file before it is read.
+    /// Returns the log of a file before it is read.
     fn before(source: usize, file: &TextFile) -> Result<FileLog, SourceError> {
         let unreadable = |source| SourceError::Unreadable { path: file.path.clone(), source };
         let (bytes, modified, version) = match &file.object {
@@ -367,7 +366,7 @@ impl FileLog {
 /// Records and log that are being written.
 struct Log {
     path: PathBuf,
-    /// Of [`record_files`], with the length of a record.
+    /// The files of [`record_files`], with the length of a record.
     records: Vec<(BufWriter<File>, u64)>,
     log: File,
     files: Vec<FileLog>,
@@ -380,7 +379,7 @@ struct Log {
 }
 
 impl Log {
-    /// Opens records and log. Keeps of an earlier attempt the leading files that are still as `expected`.
+    /// Opens records and log. Keeps the leading files of an earlier attempt that are unchanged from `expected`.
     fn open(
         partial: &Path,
         expected: &[FileLog],
@@ -409,7 +408,7 @@ impl Log {
                 ends.push(end);
                 files.push(file);
             }
-            // After a power failure a file may have its length, and zeros at its end.
+            // After a power failure a file may have its length, but zeros at its end.
             files.truncate(whole_files(partial, &files, banding)?);
             let kept = files.len().checked_sub(1).map_or(0, |last| ends[last]);
             let items: u64 = files.iter().map(|file| file.items).sum();
@@ -435,7 +434,7 @@ impl Log {
         open().map_err(|source| unwritable(&partial.join(RECORDS), source))
     }
 
-    /// Adds an item; `refused` is the rule that has left it out, `keys` are its keys in all bands.
+    /// Adds an item; `refused` is the rule that omits it, `keys` are its keys in all bands.
     fn push(&mut self, record: Record, refused: Option<usize>, keys: &[u64]) -> Result<(), PrepareError> {
         let bytes = record.to_bytes();
         let keys = keys.iter().map(|key| key.to_le_bytes());
@@ -515,13 +514,13 @@ impl Log {
     }
 }
 
-/// The batches of a file in the second pass. The file must still have as many items.
+/// Returns the batches of a file in the second pass. The file must have the same number of items.
 pub(crate) fn read_again(
     file: &ScannedFile,
     field: &str,
 ) -> impl Iterator<Item = Result<Batch, SourceError>> + use<> {
     let (items, path) = (file.log.items, file.file.path.clone());
-    // Most files without any item are no text.
+    // Most files without any item are not text.
     let batches = (items > 0).then(|| file.file.batches(field));
     batches.into_iter().flatten().map(move |batch| {
         let batch = batch?;

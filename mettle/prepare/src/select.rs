@@ -1,22 +1,23 @@
-//! Selects documents, how often each is taken, and those that are held out, from the records of the first pass: by
-//! contents alone.
+//! Selects documents, the number of times that each is taken, and the held-out ones, from the records of the first
+//! pass: by contents alone.
 //!
 //! **Duplicates.** Of documents with equal contents the first is taken. Several passes over the records each keep the
 //! keys of one range, so that memory is bounded by [`KEYS_AT_ONCE`] and not by the text; the result is one bit per
 //! item.
 //!
-//! **Near-duplicates.** A document that shares a key with an earlier one is left out (`near.rs`), whether that one is
-//! taken or not: so the first of a chain stays, and no two documents that are taken share a key. Passes over the keys
-//! of each band bound memory as above.
+//! **Near-duplicates.** A document that shares a key with an earlier one is omitted (`near.rs`), even if that one is
+//! omitted too. So the first of a chain stays, and no two taken documents share a key. Passes over the keys of each
+//! band bound memory as above.
 //!
-//! **Mixtures.** With weights `w` and `U` bytes of different documents in each source, the scarcest source, whose `U /
-//! w` is least, is read `epochs` times, and each of the others `epochs · (U_s / w_s of the scarcest) · w / U` times.
-//! The whole part of that number are whole readings, one after the other. In the last reading documents are taken
-//! evenly (as a line is drawn in pixels), so that the share holds to within a document everywhere in it.
+//! **Mixtures.** With weights `w` and `U` bytes of different documents in each source, the scarcest source, whose `U
+//! / w` is least, is read `epochs` times, and each of the others `epochs · (U_s / w_s of the scarcest) · w / U`
+//! times. The integer part of that number is the number of complete readings, one after the other. In the last
+//! reading documents are taken evenly (like Bresenham's lines), so that the share is correct to within a document
+//! everywhere in it.
 //!
-//! **Held out** are the documents with the lowest keys, a random sample, until there are enough: of each source by its
-//! share in the mixture, and each document once. Since a key is a hash of the contents, no text is in both splits. The
-//! tokenizer learns from the documents with the next keys.
+//! **Held-out** documents are those with the lowest keys, a random sample, until there are enough: from each source
+//! by its share in the mixture, and each document once. Since a key is a hash of the contents, no text is in both
+//! splits. The tokenizer learns from the documents with the next keys.
 
 use crate::{
     error::PrepareError,
@@ -26,30 +27,31 @@ use ahash::AHashSet;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-/// Keys in memory at once; about 40 bytes each.
+/// Maximum number of keys in memory; about 40 bytes each.
 pub(crate) const KEYS_AT_ONCE: u64 = 1 << 19;
-/// Keys of one band in memory at once; about 20 bytes each.
+/// Maximum number of keys of one band in memory; about 20 bytes each.
 pub(crate) const NEAR_KEYS_AT_ONCE: u64 = 1 << 21;
-/// One reading of a source.
+/// One reading of a source, the unit of rates.
 pub(crate) const ONE: u64 = 1 << 32;
 
-/// The decisions from the records.
+/// Result of the selection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// A bit for each item that is left out as a duplicate or near-duplicate.
+    /// One bit per item, set if it is omitted as a duplicate or near-duplicate.
     pub duplicate: Bits,
     pub duplicates: u64,
-    /// Documents that are not equal to an earlier one, but about the same.
+    /// Number of documents that are nearly equal to an earlier one.
     pub near_duplicates: u64,
-    /// How often each source is read, in units of [`ONE`].
+    /// Number of readings of each source, in units of [`ONE`].
     pub rates: Vec<u64>,
-    /// The readings of the scarcest source. Its held-out documents are taken once.
+    /// Number of readings of the scarcest source. Its held-out documents are taken once.
     epochs: u64,
     /// Documents with at most this key are held out.
     held_out_to: Option<Key>,
     /// The tokenizer learns from documents that are not held out and have at most this key.
     sample_to: Option<Key>,
-    /// Bytes that will be taken of each source in both splits, to within about a document where the rate is not whole.
+    /// Bytes that will be taken of each source in both splits, to within about a document if the rate is not an
+    /// integer.
     pub bytes: Vec<u64>,
 }
 
@@ -57,21 +59,21 @@ pub(crate) struct Selection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub source: usize,
-    /// Which reading of it.
+    /// Number of this reading, from 0.
     pub reading: u32,
 }
 
 /// The amounts to select.
 pub(crate) struct Amounts<'a> {
-    /// The weight of each source; none if all of it is taken.
+    /// Weight of each source; `None` if all of it is taken.
     pub weights: &'a [Option<u64>],
     pub epochs: u32,
-    /// Hold out at least this, or one byte in `held_out_share`.
+    /// Minimum size of the held-out part, in bytes; one byte in `held_out_share` if that is more.
     pub held_out_bytes: u64,
     pub held_out_share: u64,
     pub sample_bytes: u64,
     pub keys_at_once: u64,
-    /// Bands of keys in which near-duplicates are found; 0 to keep those.
+    /// Number of bands of keys in which near-duplicates are found; 0 keeps near-duplicates.
     pub bands: usize,
     pub near_keys_at_once: u64,
 }
@@ -82,8 +84,8 @@ pub(crate) enum Split {
     HeldOut,
 }
 
-/// Bytes owed to each split in one reading of one source. Carrying them from document to document keeps the share
-/// even.
+/// Bytes owed to each split in one reading of one source. They are carried from document to document, which keeps the
+/// share even.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Owed {
@@ -105,7 +107,7 @@ impl Selection {
         };
         let ranges = scan.documents().div_ceil(amounts.keys_at_once).max(1);
 
-        // Each document once.
+        // Counts each document once.
         for range in 0..ranges {
             let mut seen: HashSet<Key> = HashSet::new();
             scan.for_each(|item, source, record| {
@@ -123,7 +125,7 @@ impl Selection {
             selection.leave_out_near_duplicates(scan, amounts)?;
         }
 
-        // How often.
+        // The number of readings.
         selection.rates = rates(&selection.bytes, amounts.weights, amounts.epochs);
         let held_out_rates: Vec<u64> = selection.rates.iter().map(|rate| rate / selection.epochs).collect();
         let total: u64 =
@@ -170,7 +172,7 @@ impl Selection {
             for range in 0..ranges {
                 let mut seen: AHashSet<u64> = AHashSet::new();
                 scan.for_each_key(band, |item, key| {
-                    // 0: there is no word. An equal document has the keys of the first one.
+                    // 0 means that there is no word. An equal document has the keys of the first one.
                     let wanted = key != 0 && part_of(key, ranges) == range && !self.duplicate.get(item);
                     if wanted && !seen.insert(key) {
                         near.set(item);
@@ -187,7 +189,7 @@ impl Selection {
         })
     }
 
-    /// All readings of all sources, in order.
+    /// Returns all readings of all sources in order.
     pub fn spans(&self) -> Vec<Span> {
         let readings = |rate: u64| u32::try_from(rate.div_ceil(ONE)).expect("epochs are that few");
         let sources = self.rates.iter().enumerate();
@@ -196,8 +198,8 @@ impl Selection {
             .collect()
     }
 
-    /// The split of a document in the `reading`-th reading of its source, or `None` if it is not taken. Called in
-    /// order.
+    /// Returns the split of a document in the `reading`-th reading of its source, or `None` if it is not taken. Must
+    /// be called in order.
     pub fn split(
         &self,
         item: u64,
@@ -210,7 +212,7 @@ impl Selection {
         }
         let held_out = self.held_out_to.is_some_and(|last| record.key <= last);
         let (split, rate, owed) = if held_out {
-            // Once, or it would count twice.
+            // Once, otherwise it would count twice.
             let rate = if reading == 0 { self.rates[source] / self.epochs } else { 0 };
             (Split::HeldOut, rate, &mut owed.held_out)
         } else {
@@ -227,7 +229,7 @@ impl Selection {
         Some(split)
     }
 
-    /// Whether the tokenizer learns from a document.
+    /// Returns whether the tokenizer learns from a document.
     pub fn in_sample(&self, item: u64, record: &Record, source: usize) -> bool {
         let (Some(from), Some(to)) = (self.held_out_to, self.sample_to) else { return false };
         let wanted = record.bytes > 0 && self.rates[source] > 0 && !self.duplicate.get(item);
@@ -235,7 +237,7 @@ impl Selection {
     }
 }
 
-/// The rate of each source.
+/// Computes the rate of each source.
 fn rates(bytes: &[u64], weights: &[Option<u64>], epochs: u32) -> Vec<u64> {
     let weights: Option<Vec<u64>> = weights.iter().copied().collect();
     let Some(weights) = weights.filter(|weights| weights.len() == bytes.len()) else {
@@ -268,7 +270,7 @@ fn times(bytes: u64, rate: u64) -> u64 {
     u64::try_from((u128::from(bytes) * u128::from(rate)) >> 32).unwrap_or(u64::MAX)
 }
 
-/// The index of the range that holds `key`, where `ranges` equal ranges divide all keys.
+/// Returns the index of the range that contains `key`, where `ranges` equal ranges divide all keys.
 fn range_of(key: &Key, ranges: u64) -> u64 {
     part_of(u64::from_be_bytes(key[..8].try_into().expect("a key has 32 bytes")), ranges)
 }
@@ -339,7 +341,7 @@ mod tests {
         (from..to).map(|number| format!("{number} ").repeat(1 + number % 17)).collect()
     }
 
-    /// Bytes taken in training and held out, of each source.
+    /// Returns the bytes taken in training and held out, of each source.
     fn taken(scan: &Scan, selection: &Selection) -> Vec<(u64, u64)> {
         let mut taken = vec![(0, 0); scan.sources.len()];
         for span in selection.spans() {
@@ -399,7 +401,8 @@ mod tests {
             for split in 0..2 {
                 let of = |source: usize| [taken[source].0, taken[source].1][split] as f64;
                 let (expected, found) = (weights[0] as f64 / weights[1] as f64, of(0) / of(1));
-                // By lot, a split has a little more of one source; by drawing, a document more or less.
+                // In a random order, a split has slightly more of one source; with even drawing, a document more or
+                // less.
                 let slack = if split == 0 { 0.05 } else { 0.6 };
                 assert!((found / expected - 1.0).abs() < slack, "{weights:?} {epochs} {split}: {found}");
             }
@@ -414,7 +417,7 @@ mod tests {
     fn near_duplicates_are_left_out_however_few_keys_are_kept() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let text = |from: usize| (from..from + 200).map(|n| format!("word{n} ")).collect::<String>();
-        // One word of two hundred is another: a similarity of 0.95.
+        // One word of two hundred differs: a similarity of 0.95.
         let near = |from: usize, at: usize| text(from).replace(&format!("word{at} "), "other ");
         let first = [text(0), text(1000), near(0, 100), text(1000), "...".to_owned(), near(1000, 1100)];
         let second = ["...".to_owned(), near(0, 50), text(2000), "....".to_owned(), near(0, 100)];

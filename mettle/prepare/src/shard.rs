@@ -1,8 +1,8 @@
 //! Writes the tokens of one split as shards, each named by its digest.
 //!
 //! Documents follow one another without a gap, and the stream is cut into sequences: each starts at the last token of
-//! the one before, which was only a target there. So every token of the stream but the first is a target once. Tokens
-//! at the end that fill no sequence are dropped.
+//! the previous one, which was only a target there. So every token of the stream but the first is a target once.
+//! Tokens at the end that fill no sequence are dropped.
 
 use dataset::{ShardInfo, shard_path, shards_path};
 use protocol::Digest;
@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes gathered before they are hashed and written.
+/// Size of the buffer before hashing and writing, in bytes.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Writes the tokens of one split.
@@ -30,7 +30,7 @@ pub(crate) struct SplitWriter {
     shards: Vec<ShardInfo>,
 }
 
-/// The state of a split, to resume from.
+/// The state of a split, for resuming.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SplitState {
@@ -55,8 +55,8 @@ struct HashedFile {
 }
 
 impl SplitWriter {
-    /// `name` tells two writers of one directory apart. `token_bytes` is 2 or 4, and no shard has more than
-    /// `shard_bytes`, or one sequence.
+    /// Creates a writer. `name` distinguishes two writers of one directory. `token_bytes` is 2 or 4, and no shard has
+    /// more than `shard_bytes`, or one sequence.
     pub fn new(
         directory: &Path,
         name: &str,
@@ -104,7 +104,7 @@ impl SplitWriter {
         Ok(())
     }
 
-    /// Resumes from `state`, and drops what was written after it. `None` if the files of `state` are not there.
+    /// Resumes from `state`, and drops later data. Returns `None` if the files of `state` are missing.
     pub fn resume(mut self, state: SplitState) -> io::Result<Option<SplitWriter>> {
         if state.sequences > 0 {
             // The shard may have been finished and renamed after that.
@@ -131,7 +131,7 @@ impl SplitWriter {
         Ok(Some(self))
     }
 
-    /// Syncs, and returns the state to resume from.
+    /// Syncs, and returns the state for resuming.
     pub fn state(&mut self) -> io::Result<SplitState> {
         let (mut sequences, mut digest) = (0, Digest::default());
         if let Some(shard) = &mut self.shard {
@@ -194,7 +194,7 @@ impl HashedFile {
         if self.buffer.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Makes all of it durable, and returns its digest so far.
+    /// Makes all data durable, and returns the digest so far.
     fn sync(&mut self) -> io::Result<Digest> {
         self.flush()?;
         self.file.sync_all()?;
@@ -215,7 +215,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        // Each shard is written through to the disk, which takes its time.
+        // Each shard is synced to the disk, which takes time.
         #![proptest_config(ProptestConfig::with_cases(12))]
 
         #[test]
@@ -229,7 +229,7 @@ mod tests {
             documents.iter().try_for_each(|document| writer.push(document)).expect("writable");
             let shards = writer.finish().expect("writable");
 
-            // Stopped after any document, and gone on with from any state before: the same files.
+            // Stopped after any document, and resumed from any earlier state: the same files.
             let again = tempfile::tempdir().expect("a temporary directory");
             fs::create_dir(shards_path(again.path())).expect("writable");
             let new = || SplitWriter::new(again.path(), "split", sequence_tokens, 4, shard_bytes);

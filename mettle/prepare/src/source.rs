@@ -1,4 +1,4 @@
-//! The sources of a text: the same files in the same order on every machine, and the share of each source.
+//! Sources of a text: the same files in the same order on every machine, and the share of each source.
 
 use crate::{
     bucket::{Bucket, BucketError, BucketUrl, LocalFile, ReadAt, ReadFrom},
@@ -19,21 +19,21 @@ use std::{
 };
 use store::NamedObject;
 
-/// A text file longer than a part is cut into documents of at most this many bytes, so that one long file can have a
-/// held-out split too, …
+/// Maximum length of a part of a text file, in bytes. A longer file is cut into documents, so that one long file can
+/// have a held-out split too.
 const MAX_PART_BYTES: u64 = 256 << 10;
-/// … but not into crumbs.
+/// Minimum length of such a part, in bytes.
 const MIN_PART_BYTES: u64 = 8 << 10;
-/// A part is at most this share of all text.
+/// Divisor of all text for the maximum length of a part.
 const PARTS: u64 = 32;
 /// The default field of the text.
 pub const TEXT_FIELD: &str = "text";
-/// A weight counts in millionths.
+/// Units per weight of 1.
 const WEIGHT_UNITS: f64 = 1e6;
-/// The limit of a mixture file.
+/// Maximum size of a mixture file, in bytes.
 const MAX_MIXTURE_BYTES: u64 = 1 << 20;
 
-/// A text to make a dataset of: one source, or a mixture of several.
+/// Text for a dataset: one source, or a mixture of several.
 #[derive(Clone, Debug)]
 pub struct Source {
     pub(crate) parts: Vec<SourcePart>,
@@ -43,7 +43,7 @@ pub struct Source {
 #[derive(Clone, Debug)]
 pub(crate) struct SourcePart {
     pub name: String,
-    /// Its share of the text, in any unit; none if all of it is taken.
+    /// Share of the text, in any unit; `None` if all of it is taken.
     pub weight: Option<u64>,
     pub field: String,
     kind: Kind,
@@ -53,7 +53,7 @@ pub(crate) struct SourcePart {
 enum Kind {
     Path(PathBuf),
     Bucket(Bucket, BucketUrl),
-    /// Where cargo may keep the source of the default text.
+    /// Source of the default text in one of cargo's directories.
     DefaultText {
         homes: Vec<PathBuf>,
     },
@@ -63,7 +63,7 @@ enum Kind {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MixtureFile {
-    /// Readings of the scarcest source.
+    /// Number of readings of the scarcest source.
     epochs: Option<u32>,
     source: Vec<MixtureSource>,
 }
@@ -78,31 +78,35 @@ struct MixtureSource {
 }
 
 impl Source {
-    /// A file, or every file below a directory, sorted by path.
+    /// Creates a source of a file, or of every file below a directory, sorted by path.
     ///
-    /// `.jsonl` and `.ndjson` are JSON lines, a document each; `.parquet` has a document in each row; everything else
-    /// is text, if it is UTF-8. Text and JSON lines may be compressed (`.gz`, `.zst`). Files that end in `.txt`,
-    /// `.md`, `.rs` or `.rst` must be UTF-8; others are skipped if they are not. Hidden files and directories are
-    /// skipped, links to directories are not followed.
+    /// `.jsonl` and `.ndjson` are JSON lines, one document each; `.parquet` has a document in each row; every other
+    /// file is text, if it is UTF-8. Text and JSON lines may be compressed (`.gz`, `.zst`). Files that end in `.txt`,
+    /// `.md`, `.rs` or `.rst` must be UTF-8; other files that are not are skipped. Hidden files and directories are
+    /// skipped, and links to directories are not followed.
     pub fn directory(path: impl Into<PathBuf>) -> Source {
         Source::of("text", Kind::Path(path.into()))
     }
 
-    /// The objects at or below a URL of a bucket. The same bytes in the same order as in a directory of their names.
+    /// Creates a source of the objects at or below a URL of a bucket: the bytes and order of a directory with their
+    /// names.
     pub fn bucket(bucket: Bucket, url: BucketUrl) -> Source {
         Source::of("text", Kind::Bucket(bucket, url))
     }
 
-    /// Takes documents from this field of JSON lines, or column of Parquet files, instead of from `text`.
+    /// Reads documents from this field of JSON lines, or column of Parquet files, instead of from `text`.
     pub fn with_field(mut self, field: &str) -> Source {
         self.parts.iter_mut().for_each(|part| field.clone_into(&mut part.field));
         self
     }
 
-    /// Several sources, each with the share of the text that its weight is of all weights. The scarcest of them is
-    /// read `epochs` times, and as much of the others as that allows.
+    /// Creates a mixture of several sources, each with its weight's share of the text. The scarcest of them is read
+    /// `epochs` times, and the others in proportion.
     ///
     /// `parts` are names, weights and sources.
+    ///
+    /// # Errors
+    /// If a weight is out of range.
     pub fn mixture(parts: Vec<(String, f64, Source)>, epochs: u32) -> Result<Source, SourceError> {
         let weighed = |(name, weight, source): (String, f64, Source)| {
             let units = weight * WEIGHT_UNITS;
@@ -119,8 +123,11 @@ impl Source {
         Ok(Source { parts: parts?.into_iter().flatten().collect(), epochs: epochs.max(1) })
     }
 
-    /// A mixture from a TOML file: `epochs`, and `[[source]]` with `path` (relative to the file, or a URL of a bucket,
-    /// which `open` opens), `weight`, and optionally `name` and `field`.
+    /// Reads a mixture from a TOML file: `epochs`, and `[[source]]` with `path` (relative to the file, or a URL of a
+    /// bucket, which `open` opens), `weight`, and optionally `name` and `field`.
+    ///
+    /// # Errors
+    /// If the file cannot be read or has an invalid value.
     pub fn mixture_file(
         path: &Path,
         open: impl Fn(&BucketUrl) -> Result<Bucket, BucketError>,
@@ -150,15 +157,16 @@ impl Source {
         Source::mixture(parts?, file.epochs.unwrap_or(1))
     }
 
-    /// The default text: Rust source that the build needs anyway, so it is the same everywhere and needs no download.
+    /// Creates the default text: Rust source that the build needs anyway, so it is equal everywhere and needs no
+    /// download.
     ///
-    /// It is found where cargo keeps its sources: below `homes` (see [`crate::cargo_homes`]) in
-    /// `registry/src/*/NAME-VERSION`, or, for vendored sources, in `NAME-VERSION` or `NAME`. Its digests are checked.
+    /// It is in cargo's directories: below `homes` (see [`crate::cargo_homes`]) in `registry/src/*/NAME-VERSION`, or,
+    /// for vendored sources, in `NAME-VERSION` or `NAME`. Its digests are checked.
     pub fn default_text(homes: Vec<PathBuf>) -> Source {
         Source::of("crates", Kind::DefaultText { homes })
     }
 
-    /// The URL of a part to which objects at `url` would belong, in the same store.
+    /// Returns the URL of a part that would contain objects at `url`, in the same store.
     pub(crate) fn covering(&self, url: &BucketUrl) -> Option<&BucketUrl> {
         self.parts.iter().find_map(|part| match &part.kind {
             Kind::Bucket(_, text) if text.covers(url) => Some(text),
@@ -166,7 +174,7 @@ impl Source {
         })
     }
 
-    /// The files of each part.
+    /// Lists the files of each part.
     pub(crate) fn files(&self) -> Result<Vec<Vec<TextFile>>, SourceError> {
         self.parts.iter().map(SourcePart::files).collect()
     }
@@ -178,7 +186,7 @@ impl Source {
 }
 
 impl SourcePart {
-    /// Its files, in order.
+    /// Lists the files of this part in order.
     pub fn files(&self) -> Result<Vec<TextFile>, SourceError> {
         if let Kind::Bucket(bucket, url) = &self.kind {
             let files = bucket.files(url)?.into_iter();
@@ -208,7 +216,7 @@ impl SourcePart {
     }
 }
 
-/// The files of one source, with the length of the documents that a text file is cut into.
+/// Sets the length of the documents into which text files are cut.
 fn with_part_bytes(mut files: Vec<TextFile>) -> Vec<TextFile> {
     let is_text = |file: &&TextFile| matches!(documents::format(&file.path).0, Format::Text { .. });
     let text_bytes: u64 = files.iter().filter(is_text).map(|file| file.bytes).sum();
@@ -221,11 +229,11 @@ fn with_part_bytes(mut files: Vec<TextFile>) -> Vec<TextFile> {
 #[derive(Clone, Debug)]
 pub(crate) struct TextFile {
     pub path: PathBuf,
-    /// Of the file, as it is compressed.
+    /// Size of the file, compressed if it is.
     pub bytes: u64,
-    /// The largest document that a text file is cut into, in bytes.
+    /// Maximum size of a document that is cut from a text file, in bytes.
     pub part_bytes: usize,
-    /// Where its bytes are, if they are not at `path` of this machine.
+    /// The object with its bytes; `None` if they are at `path` of this machine.
     pub object: Option<Object>,
 }
 
@@ -237,7 +245,7 @@ pub(crate) struct Object {
 }
 
 impl TextFile {
-    /// Reads it from the beginning.
+    /// Opens it for reading from the beginning.
     pub fn open(&self) -> io::Result<Box<dyn Read + Send>> {
         Ok(match &self.object {
             Some(Object { bucket, info }) => Box::new(ReadFrom::new(bucket.open(info), 0)),
@@ -245,7 +253,7 @@ impl TextFile {
         })
     }
 
-    /// Reads it at any place.
+    /// Opens it for reading at any position.
     pub fn open_at(&self) -> io::Result<Arc<dyn ReadAt>> {
         Ok(match &self.object {
             Some(Object { bucket, info }) => bucket.open(info),
@@ -253,7 +261,7 @@ impl TextFile {
         })
     }
 
-    /// Its batches, from the beginning. Of a file that cannot be opened, the error alone.
+    /// Returns its batches from the beginning, or only the error if the file cannot be opened.
     pub fn batches(&self, field: &str) -> impl Iterator<Item = Result<Batch, SourceError>> + Send + use<> {
         let (documents, failed) = match Documents::open(self, field) {
             Ok(documents) => (Some(documents), None),

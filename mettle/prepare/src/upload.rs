@@ -1,4 +1,4 @@
-//! Prepares a dataset in a directory of this machine, and uploads it to a bucket.
+//! Prepares a dataset in a directory of this machine and uploads it to a bucket.
 
 use crate::{
     bucket::{Bucket, BucketUrl, ReadFrom},
@@ -17,19 +17,19 @@ use std::{
 };
 use store::NamedObject;
 
-/// A place for a dataset in a bucket.
+/// A dataset's place in a bucket.
 #[derive(Clone, Debug)]
 pub struct BucketOutput {
     pub bucket: Bucket,
-    /// Of the dataset: its objects are below.
+    /// Prefix of the dataset's objects.
     pub url: BucketUrl,
 }
 
-/// Makes the dataset in the directory of `options`, where it stays, and uploads it: the manifest last, so a reader
-/// finds all or nothing.
+/// Prepares the dataset in the directory of `options`, where it stays, and uploads it. The manifest is last, so a
+/// reader finds all or nothing.
 ///
 /// # Errors
-/// [`PrepareError`]. The next call resumes: it uploads what the bucket lacks.
+/// [`PrepareError`]. The next call resumes: it uploads the objects that the bucket lacks.
 pub fn prepare_into_bucket(
     options: PrepareOptions,
     output: &BucketOutput,
@@ -49,10 +49,10 @@ pub fn prepare_into_bucket(
 }
 
 impl BucketOutput {
-    /// The objects of the dataset, by their names below the prefix.
+    /// Returns the objects of the dataset, by their names below the prefix.
     ///
     /// # Errors
-    /// If there are others.
+    /// If there are other objects.
     fn stored(&self) -> Result<BTreeMap<PathBuf, NamedObject>, PrepareError> {
         let ours =
             [manifest_path, tokenizer_path, unigram_path, prepared_path].map(|path| path(Path::new("")));
@@ -100,7 +100,7 @@ impl BucketOutput {
         };
         for path in [tokenizer_path, unigram_path, prepared_path, manifest_path] {
             let path = path(directory);
-            // Where the disk was full, there may be no unigram loss.
+            // After a full disk, the unigram loss may be missing.
             let Ok(metadata) = fs::metadata(&path) else { continue };
             if !(is_complete && is_stored(&path, metadata.len())) {
                 files.push((path, metadata.len()));
@@ -118,7 +118,7 @@ impl BucketOutput {
         Ok(())
     }
 
-    /// The contents of a manifest.
+    /// Reads the contents of a manifest.
     fn contents(&self, object: &NamedObject) -> Result<Vec<u8>, PrepareError> {
         let mut contents = Vec::new();
         ReadFrom::new(self.bucket.open(object), 0)

@@ -15,7 +15,7 @@ pub(crate) struct FoundFile {
     pub bytes: u64,
 }
 
-/// The files below a directory for which `wanted` is true, sorted by name.
+/// Lists the files below a directory for which `wanted` is true, sorted by name.
 pub(crate) fn files_below(
     root: &Path,
     wanted: impl Fn(&Path) -> bool,

@@ -1,4 +1,4 @@
-//! Near-duplicates and documents of low quality are left out, and records are made again where they are damaged.
+//! Near-duplicates and documents of low quality are omitted, and damaged records are rebuilt.
 
 use mettle_prepare::{
     OutputDirectory, PrepareError, PrepareOptions, Prepared, Progress, QualityRule, Source, SourceError,
@@ -98,7 +98,7 @@ fn records_and_keys_that_a_power_failure_has_cut_are_made_again() {
     write_text(&root.join("text"));
     let cleaned = |name: &str| PrepareOptions { near_duplicates: Some(0.8), ..options(root, name) };
     let one = made(cleaned("one"));
-    // An attempt that fails after its first pass, and is kept. Returns its first progress.
+    // An attempt that fails after its first pass and is kept. Returns its first progress.
     let (last, away) = (root.join("text/8.jsonl"), root.join("away"));
     let attempt = || {
         let mut first = None;
@@ -117,7 +117,7 @@ fn records_and_keys_that_a_power_failure_has_cut_are_made_again() {
     assert!(matches!(attempt(), Progress::Reading { files: 0, .. }));
     assert!(matches!(attempt(), Progress::Reading { files: 9, .. }));
     for name in ["documents", "keys-3"] {
-        // All lengths are there, but not all contents.
+        // All lengths are right, but not all contents.
         let path = root.join(".two.partial").join(name);
         let mut bytes = fs::read(&path).expect("it was written");
         let end = bytes.len();

@@ -1,4 +1,4 @@
-//! Datasets that were prepared apart are joined into one.
+//! Joins datasets that were prepared separately.
 
 use dataset::{Dataset, shard_path, shards_path, tokenizer_path};
 use mettle_prepare::{
@@ -48,7 +48,7 @@ impl Scene {
         prepare(options, &mut |_| {}).expect("the text is fine")
     }
 
-    /// A part with the tokenizer of all parts.
+    /// Prepares a part with the tokenizer of all parts.
     fn part(&self, text: usize) -> Prepared {
         let path = tokenizer_path(&self.path("trained"));
         self.prepared(
@@ -90,7 +90,7 @@ fn a_joined_dataset_has_the_sequences_of_its_parts_in_their_order() {
     assert_eq!(joined.figures.documents, sum(|part| part.figures.documents));
     assert_eq!(joined.figures.tokens, sum(|part| part.figures.tokens));
     assert_eq!(joined.figures.sources.len(), 3);
-    // Nothing else is left beside it, and the parts may go.
+    // No other file is left beside it, and the parts may be removed.
     assert!(!scene.path(".joined.partial").exists() && !scene.path(".joined.lock").exists());
     parts.iter().for_each(|part| fs::remove_dir_all(&part.directory).expect("writable"));
     assert_eq!(Some(all(&joined.directory)), expected);
@@ -100,7 +100,7 @@ fn a_joined_dataset_has_the_sequences_of_its_parts_in_their_order() {
 fn a_second_join_finds_the_dataset_and_a_killed_one_begins_anew() {
     let scene = Scene::new();
     let (one, two) = (scene.part(0).directory, scene.part(1).directory);
-    // What a killed join has left: a shard that is cut.
+    // The remainder of a killed join: a shard that is cut.
     let left = scene.path(".joined.partial");
     fs::create_dir_all(shards_path(&left)).expect("writable");
     let manifest = Dataset::open(&one, None).expect("it is whole").manifest().clone();
@@ -113,7 +113,7 @@ fn a_second_join_finds_the_dataset_and_a_killed_one_begins_anew() {
     let again = again.expect("it is there");
     assert!(again.reused && again.digest == first.digest);
     assert!(matches!(seen[..], [Progress::Reused { .. }]), "{seen:?}");
-    // In another order it is another dataset, and is not made in that directory.
+    // Another order gives another dataset, which is not made in that directory.
     assert!(matches!(scene.join(&[&two, &one]), Err(PrepareError::OtherInputs { .. })));
     assert_eq!(scene.join(&[&one, &two]).expect("it is there").digest, first.digest);
 }

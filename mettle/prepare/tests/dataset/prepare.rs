@@ -1,4 +1,4 @@
-//! A dataset from text to batches, and all that may go wrong with the text, the disk and the files.
+//! A dataset from text to batches, with failures of the text, the disk and the files.
 
 use dataset::{Dataset, shard_path, tokenizer_path};
 use mettle_prepare::{
@@ -78,7 +78,7 @@ impl Scene {
         Dataset::open(self.data(), None).expect("it was prepared")
     }
 
-    /// What lies beside the text.
+    /// Lists the entries beside the text.
     fn entries(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.path()).expect("readable");
         let mut names: Vec<String> = entries
@@ -110,7 +110,7 @@ fn all_sequences(dataset: &Dataset) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     (dataset.sequences(&training).expect("verified"), held_out)
 }
 
-/// The stream of tokens that sequences were cut from.
+/// Returns the stream of tokens from which sequences were cut.
 fn joined(sequences: &[Vec<u32>]) -> Vec<u32> {
     let mut tokens = sequences[0][..1].to_vec();
     for sequence in sequences {
@@ -182,7 +182,7 @@ fn two_runs_make_the_same_files_and_the_second_in_one_place_makes_none() {
         "8dca1d773ccc4823e430e24a4c52a9b5f041b3a901890a846526acd252d74637",
         "a release that tokenises otherwise makes other datasets"
     );
-    // Threads leave no trace.
+    // The number of threads has no effect.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("one thread");
     pool.install(|| second.prepare());
     assert_eq!(files(&first.data()), files(&second.data()));
@@ -254,7 +254,7 @@ fn too_little_text_says_how_much_is_needed() {
     let error = scene.refused(|options| options.source = Source::directory(&empty));
     assert!(matches!(error, PrepareError::TooLittleText { bytes: 0, .. }));
 
-    // Text of which one token takes in so much that no sequence is filled.
+    // A text in which one token covers so much that no sequence is filled.
     fs::write(empty.join("a.txt"), " ".repeat(8000)).expect("writable");
     fs::write(empty.join("b.txt"), " ".repeat(7999)).expect("writable");
     let error = scene.refused(|options| {
@@ -321,7 +321,7 @@ fn an_attempt_at_something_else_leaves_nothing_of_itself() {
         .output()
         .expect("this test starts");
     assert!(!child.status.success());
-    // The text is another one now: a document more in the middle.
+    // The text has changed: one document more in the middle.
     fs::write(scene.text().join("part-1/1-more.txt"), "one more document").expect("writable");
     fs::write(expected.text().join("part-1/1-more.txt"), "one more document").expect("writable");
     fs::remove_dir_all(expected.data()).expect("writable");
@@ -352,7 +352,7 @@ fn a_process_killed_at_any_moment_leaves_no_dataset_and_the_next_one_makes_it() 
         assert!(!child.status.success());
         assert_eq!(scene.entries(), [".data.lock", ".data.partial", "text"], "killed while {moment}");
 
-        // What was done is not done again.
+        // Completed work is not repeated.
         let (mut read, mut trained, mut resumed_at) = (None, false, None);
         let prepared = prepare(scene.options(), &mut |progress| match progress {
             Progress::Reading { files, .. } => {
