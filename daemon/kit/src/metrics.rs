@@ -201,7 +201,7 @@ impl Shared {
         Shared { role, since, started, state: Mutex::default() }
     }
 
-    /// No write under the lock can panic before it is complete.
+    /// Locks the state. A poisoned lock is usable: no write under the lock can panic before it is complete.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -749,7 +749,7 @@ mod tests {
         }
     }
 
-    /// The rows of the table in `docs/metrics.md` that the code would write: name, type, labels, meaning.
+    /// Returns the rows of the table in `docs/metrics.md` that the code would write: name, type, labels, meaning.
     fn rows_of_code() -> Vec<[String; 4]> {
         let shared = sitting(Role::Miner);
         let text = shared.text(Instant::now());

@@ -108,7 +108,7 @@ pub async fn run(command: AccountCommand, output: &mut Output<'_>) -> anyhow::Re
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedAccount {
     account: Account,
-    /// Whether its secret is public.
+    /// A development key, whose secret is public.
     is_development: bool,
 }
 

@@ -345,7 +345,7 @@ fn private_file(name: &'static str, path: &Path, is_secret: bool, checks: &mut C
 struct TrainingDevice {
     /// Rank 0's device, if there are several ranks.
     device: Device,
-    /// Whether the settings name all GPUs of the machine.
+    /// The settings name all GPUs of the machine.
     is_every_gpu: bool,
     /// The processes that train the seat; `None` for one.
     ranks: Option<Ranks>,

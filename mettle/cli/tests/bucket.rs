@@ -33,7 +33,7 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// A megabyte of documents, some of them compressed.
+/// Writes a megabyte of documents, some of them compressed.
 fn write_text(root: &Path) {
     fs::create_dir_all(root).unwrap();
     let document = |number: usize| {
@@ -86,7 +86,7 @@ impl Scene {
         self.command(&[&store[..], arguments].concat())
     }
 
-    /// All objects below a prefix, by the rest of their names.
+    /// Returns all objects below a prefix, by the rest of their names.
     async fn below(&self, prefix: &str) -> BTreeMap<String, Vec<u8>> {
         let mut found = BTreeMap::new();
         for object in self.store.list_named(prefix, 10_000).await.unwrap() {

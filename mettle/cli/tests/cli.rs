@@ -27,7 +27,7 @@ fn command(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     command
 }
 
-/// The program fails, and its error has all of `words`.
+/// Asserts that the program fails, and that its error contains all of `words`.
 #[track_caller]
 fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
     let output = mettle(arguments);

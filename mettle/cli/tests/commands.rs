@@ -813,7 +813,7 @@ async fn an_epoch_s_pay_is_claimed_by_each_recipient() {
     net.chain.shutdown().await;
 }
 
-/// An S3 server with these buckets, each with its own name as key.
+/// Starts an S3 server with these buckets, each with its own name as key.
 async fn buckets(names: &[&str]) -> S3Server {
     let buckets = names.iter().map(|name| BucketConfig::new(*name, *name, "secret")).collect();
     S3Server::start(ServerConfig::temporary(buckets)).await.unwrap()

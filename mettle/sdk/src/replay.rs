@@ -25,9 +25,9 @@ const DATA_BYTES_MAX: u64 = 16 << 30;
 #[derive(Debug)]
 pub struct Replay {
     pub uid: Uid,
-    /// Whether the chain has the validator's attestation.
+    /// The chain has the validator's attestation.
     pub attested: bool,
-    /// Whether the chain has the validator's vote.
+    /// The chain has the validator's vote.
     pub voted: bool,
     /// Differences between the receipt, the chain and the recomputed result. Without a receipt, those that the chain
     /// alone shows.
@@ -50,15 +50,15 @@ pub struct Replayed {
 /// Extent of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Checks {
-    /// Whether the salt was committed before the window opened.
+    /// The salt was committed before the window opened.
     pub salt: bool,
-    /// Whether the previous receipt was available.
+    /// The previous receipt was available.
     pub history: bool,
     /// Seats that were measured again.
     pub losses: usize,
-    /// Whether the merge was repeated.
+    /// The merge was repeated.
     pub merge: bool,
-    /// Whether the weight vote of the window's epoch was checked.
+    /// The weight vote of the window's epoch was checked.
     pub weight_vote: bool,
 }
 

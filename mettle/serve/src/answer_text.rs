@@ -32,6 +32,9 @@ impl AnswerText {
     }
 
     /// Returns the text of the tokens since the last call, if it is complete or `is_last`.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
     pub fn text(&mut self, tokenizer: &TextTokenizer, is_last: bool) -> Result<String, TokenizerError> {
         let before = tokenizer.decode(&self.tokens[..self.done])?;
         let all = tokenizer.decode(&self.tokens)?;

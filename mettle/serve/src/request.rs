@@ -99,7 +99,7 @@ pub(super) enum Endpoint {
 pub(super) struct Request {
     pub texts: Vec<Text>,
     pub is_stream: bool,
-    /// Whether the last event of a stream contains the number of tokens.
+    /// The last event of a stream contains the number of tokens.
     pub stream_usage: bool,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Text {
     pub stops: Vec<String>,
     /// Number of likeliest tokens beside each token, which then has its log-probability.
     pub logprobs: Option<usize>,
-    /// Whether white space before the first word is removed: in a chat it belongs to the template.
+    /// White space before the first word is removed: in a chat it belongs to the template.
     pub trims_start: bool,
 }
 

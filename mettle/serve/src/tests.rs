@@ -24,7 +24,7 @@ struct Running {
     served: Arc<Served>,
 }
 
-/// A server without a worker, and the worker's end.
+/// Returns a server without a worker, and the worker's end.
 async fn waiting(queue: usize) -> (Running, mpsc::Receiver<Command>) {
     let served = Arc::new(served(1));
     let (commands, receiver) = mpsc::channel(queue);
@@ -54,7 +54,7 @@ impl Answered {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The data of each event.
+    /// Returns the data of each event.
     fn events(&self) -> Vec<&str> {
         self.body
             .split("\n\n")
@@ -107,7 +107,7 @@ fn unchunked(mut body: &str) -> String {
     whole
 }
 
-/// The greedy continuation of a text, up to the end of the document or the maximum number of tokens.
+/// Returns the greedy continuation of a text, up to the end of the document or the maximum number of tokens.
 fn greedy(served: &Served, prompt: &str, count: usize) -> String {
     let mut made = Vec::new();
     let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };

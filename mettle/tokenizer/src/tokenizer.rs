@@ -58,7 +58,7 @@ impl TextTokenizer {
     /// used.
     ///
     /// # Errors
-    /// If the file cannot be parsed or has no such token.
+    /// If the file cannot be parsed, tokenises at random, or has no such token.
     pub fn from_json(json: Vec<u8>, end_of_document: Option<&str>) -> Result<TextTokenizer, TokenizerError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;
@@ -96,6 +96,9 @@ impl TextTokenizer {
     /// Trains a byte-level BPE of at most `vocab` tokens (fewer if the sample has no more pairs that occur twice).
     /// The same sample and `vocab` give the same bytes, in any order of the sample. `progress` receives the number of
     /// tokens so far.
+    ///
+    /// # Errors
+    /// If the sample cannot be split into words.
     pub fn train(
         sample: &[String],
         vocab: u32,
@@ -111,6 +114,9 @@ impl TextTokenizer {
     }
 
     /// Returns the tokens of a text, without any token for its beginning or end.
+    ///
+    /// # Errors
+    /// If `tokenizers` cannot encode the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let mut tokens = Vec::new();
         self.encoder().encode_into(text, &mut tokens)?;
@@ -134,6 +140,9 @@ impl TextTokenizer {
     }
 
     /// Returns the text of tokens, for people.
+    ///
+    /// # Errors
+    /// If `tokenizers` cannot decode the tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.inner.decode(tokens, false).map_err(failed)
     }
@@ -166,6 +175,9 @@ pub struct TextEncoder<'a> {
 
 impl TextEncoder<'_> {
     /// Adds the tokens of a text to `tokens`, never the one that ends a document.
+    ///
+    /// # Errors
+    /// If `tokenizers` cannot encode the text.
     pub fn encode_into(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let first = tokens.len();
         let done = match &mut self.words {

@@ -276,7 +276,7 @@ mod tests {
 
     const CHAIN: GenesisHash = GenesisHash([7; 32]);
 
-    /// An observer that has read nothing.
+    /// Creates an observer that has read nothing.
     fn empty() -> Observer {
         let Observer { run, seats, block, .. } = sample::network();
         Observer::from_start(run, seats, block, Vec::new())

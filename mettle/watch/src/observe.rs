@@ -185,6 +185,9 @@ pub struct Observer {
 
 impl Observer {
     /// Observes `run`. `journals` has each node's name, uid and journal.
+    ///
+    /// # Errors
+    /// If the chain does not answer.
     pub async fn new(
         chain: &dyn Chain,
         run: RunId,
@@ -280,6 +283,9 @@ impl Observer {
     }
 
     /// Reads the changes on the chain and in the journals.
+    ///
+    /// # Errors
+    /// If the chain does not answer.
     pub async fn look(&mut self, chain: &dyn Chain) -> Result<(), ChainError> {
         self.block = chain.heads().borrow().block;
         self.run = chain.run(self.run.id).await?;

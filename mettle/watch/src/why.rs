@@ -144,6 +144,9 @@ impl Explanation {
 
 impl Facts {
     /// Reads the chain and the receipts of at most `receipts_max` validators, those with the most stake.
+    ///
+    /// # Errors
+    /// If the chain does not answer. A missing receipt is part of the result.
     pub async fn read(
         chain: &dyn Chain,
         fetch: &dyn Fetch,
@@ -627,7 +630,8 @@ pub(crate) mod tests {
 
     const UID: Uid = Uid(4);
 
-    /// A miner in window 5 of epochs of ten windows, seen from the window `now`; three validators attest it valid.
+    /// Creates facts on a miner in window 5 of epochs of ten windows, seen from the window `now`; three validators
+    /// attest it as valid.
     pub(crate) fn facts(now: u32) -> Facts {
         let schedule = Schedule { start: Block(100), ..RunParams::default().schedule };
         let params = RunParams { schedule, epoch_windows: 10, reveal_windows: 2, ..RunParams::default() };
@@ -725,7 +729,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A validator's receipt with this observation of the seat.
+    /// Creates a validator's receipt with this observation of the seat.
     fn receipt(observed: Observed, rating_factor: f64, outcome: f64, penalties: Vec<Penalty>) -> Receipt {
         let number = ExactF64::of;
         let result = receipt::Outcome {

@@ -64,7 +64,7 @@ impl Scene {
         Dataset::open(self.directory(), Some(self.manifest.digest())).expect("it is whole")
     }
 
-    /// The path of a training shard.
+    /// Returns the path of a training shard.
     fn shard(&self, number: usize) -> std::path::PathBuf {
         shard_path(self.directory(), &self.manifest.training[number].digest)
     }

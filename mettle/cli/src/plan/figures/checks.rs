@@ -87,7 +87,8 @@ impl Context<'_> {
         ]
     }
 
-    /// A validator fetches from the commit deadline on, as the miners upload, until it [gives up](GatherDeadlines).
+    /// Checks the gathering of a validator, which fetches from the commit deadline on, as the miners upload, until it
+    /// [gives up](GatherDeadlines).
     fn gather_checks(&self) -> Vec<Check> {
         let schedule = self.input.params.schedule;
         let GatherDeadlines { give_up, .. } = GatherDeadlines::of(&schedule, Window::FIRST);
@@ -140,7 +141,8 @@ impl Context<'_> {
         ]
     }
 
-    /// With fewer blocks, [`GatherDeadlines`] leaves none after the reveal deadline for a second request (PROT-14).
+    /// Checks the length of the attest phase. With fewer blocks, [`GatherDeadlines`] leaves none after the reveal
+    /// deadline for a second request (PROT-14).
     fn attest_check(&self) -> Check {
         let Schedule { reveal_by, attest_by, .. } = self.input.params.schedule;
         let has = attest_by.saturating_sub(reveal_by);

@@ -134,7 +134,7 @@ fn ranks_have_whole_weights_and_divide_the_optimiser() {
     assert_eq!(number(&plan(&eight), "miner", "rank_device_bytes"), 6.0 * parameters as f64);
 }
 
-/// The crate of the estimate checks no overflow.
+/// The crate of the estimate does not check for overflow.
 #[test]
 fn the_memory_of_the_largest_model_is_counted_without_overflow() {
     let largest = ModelConfig {
