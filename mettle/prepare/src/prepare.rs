@@ -49,7 +49,7 @@ pub struct Prepared {
     pub digest: Digest,
     pub manifest: Manifest,
     pub figures: PrepareStats,
-    /// In nats per token; see [`Dataset::unigram_loss`].
+    /// Unigram loss in nats per token; see [`Dataset::unigram_loss`].
     pub unigram_loss: f64,
     /// The dataset existed already.
     pub reused: bool,

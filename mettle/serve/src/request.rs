@@ -106,7 +106,7 @@ pub(super) struct Request {
 /// A text to continue.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Text {
-    /// From 1 to `seq_len` tokens.
+    /// The prompt, of 1 to `seq_len` tokens.
     pub prompt: Vec<u32>,
     /// The prompt as text, if the answer repeats it.
     pub echo: Option<String>,

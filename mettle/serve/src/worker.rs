@@ -57,7 +57,7 @@ pub(super) enum Event {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TokenInfo {
     pub text: String,
-    /// In nats. `None` for the first token of a prompt, which has no predecessor.
+    /// Logarithm of the probability, in nats. `None` for the first token of a prompt, which has no predecessor.
     pub log_probability: Option<f64>,
     /// The likeliest tokens at this position.
     pub likeliest: Vec<(String, f64)>,

@@ -77,7 +77,7 @@ impl Fate {
 pub struct WindowRow {
     /// `None` while the window is open.
     pub outcome: Option<Outcome>,
-    /// By uid; seats beyond the end are absent.
+    /// Fates by uid; seats beyond the end are absent.
     fates: Vec<Fate>,
 }
 

@@ -50,7 +50,7 @@ pub struct AttestationOf {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
-    /// In the order of the window.
+    /// Steps in the order of the window.
     pub steps: Vec<Step>,
     /// Advice on how to earn more, the most useful first. Never empty.
     pub advice: Vec<String>,

@@ -31,7 +31,7 @@ pub struct ServeModel {
     /// With --published: URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     chain: Option<String>,
-    /// With --published: the hash of the chain's block 0; required but on a development chain.
+    /// With --published: the hash of the chain's block 0; required except on a development chain.
     #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     genesis: Option<GenesisHash>,
     /// The run [default: 0].

@@ -1,7 +1,7 @@
 //! `mettle run create`: publishes a model's configuration, data and initial weights, then creates the run on the
 //! chain.
 //!
-//! In this order, so that a participant that sees the run on the chain finds all data that it names.
+//! Publication comes first, so that a participant that sees the run on the chain finds all data that it names.
 
 use crate::{
     output::Output,
@@ -32,7 +32,7 @@ pub struct CreateRun {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     pub chain: Option<String>,
-    /// The hash of the chain's block 0; required but on a development chain.
+    /// The hash of the chain's block 0; required except on a development chain.
     #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     pub genesis: Option<GenesisHash>,
     /// The owner's key, which signs: a key file, or a development key such as //Alice.
