@@ -47,8 +47,8 @@ pub enum KeysCommand {
     },
     /// Import an account that a wallet exported, as a coldkey
     ///
-    /// The export is a JSON file of polkadot-js or a wallet built on it, with an sr25519 or ed25519 account. Its password
-    /// protects the new key file too.
+    /// The export is a JSON file of polkadot-js or a wallet built on it, with an sr25519 or ed25519 account. Its
+    /// password protects the new key file too.
     #[command(after_help = help::reading(&[
         "mettle keys import --from account.json --key coldkey.json",
         "mettle keys import --from account.json --key coldkey.json --password-file password",

@@ -50,8 +50,8 @@ pub struct CreateRun {
     /// The run's parameters as JSON [default: the protocol's]. With a start block of 0 the run starts soon.
     #[arg(long, value_name = "FILE")]
     pub params: Option<PathBuf>,
-    /// The run's economic terms as JSON [default: the protocol's]. The owner may change them later with `run terms`, up
-    /// to the `limits` of the parameters.
+    /// The run's economic terms as JSON [default: the protocol's]. The owner may change them later with `run terms`,
+    /// up to the `limits` of the parameters.
     #[arg(long, value_name = "FILE")]
     pub terms: Option<PathBuf>,
     /// The model's configuration: a preset's name, or a JSON file.

@@ -64,8 +64,8 @@ fn a_plan_has_the_sizes_and_times_that_were_measured() {
         1e-9,
     );
     assert_eq!(number(&of, "merging_validator", "merged"), 24.0);
-    // docs/validating.md: 19 MiB per billion parameters at most, twice for each seat on the disk; and three copies of 8
-    // bytes per parameter.
+    // docs/validating.md: 19 MiB per billion parameters at most, twice for each seat on the disk; and three copies of
+    // 8 bytes per parameter.
     let held = 2.0 * 24.0 * 70.6 * f64::from(19 << 20);
     within(number(&of, "merging_validator", "disk_bytes"), held + 3.0 * 8.0 * 70.6e9, 0.005);
     let kept = 64.0 * (24.0 * 1.345e9 + 12.29e9) + 4.0 * 8.0 * 70.6e9;
