@@ -58,7 +58,7 @@ fn prose() -> Vec<(String, String)> {
     lines
 }
 
-/// Whether `line` says "is no X" where "is not an X" is meant.
+/// Returns whether `line` says "is no X" where "is not an X" is meant.
 fn negates_a_noun(line: &str) -> bool {
     ["is no ", "are no ", "was no ", "were no "].iter().any(|negation| {
         line.match_indices(negation).any(|(at, _)| {

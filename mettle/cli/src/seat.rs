@@ -68,7 +68,7 @@ pub enum SeatCommand {
         "mettle rewind --uid 3 --coldkey coldkey.json --withdraw",
     ]))]
     Rewind(rewind::Rewind),
-    /// Authorise another key to act for the coldkey, which stays offline
+    /// Authorise another key to act for an offline coldkey
     #[command(subcommand)]
     Proxy(proxy::ProxyCommand),
 }

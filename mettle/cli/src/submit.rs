@@ -14,7 +14,7 @@ use watch::text::readable;
 /// Maximum size of the file, in bytes: a run's terms and parameters take some kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Submit transactions that a wallet or another machine has signed
+/// Submit transactions that another machine or a wallet signed
 ///
 /// FILE comes from a command with --sign-elsewhere. Each of its transactions is an object as polkadot-js and the
 /// wallets built on it sign it (`SignerPayloadJSON`); its `payload` has the bytes to sign for any other signer. The
