@@ -61,7 +61,7 @@ pub struct AdversaryRole {
     #[arg(long)]
     pub mailbox: PathBuf,
     #[command(flatten)]
-    pub start: miner::cli::Start,
+    pub start: miner::start::Start,
 }
 
 #[derive(Debug, clap::Args)]
@@ -143,10 +143,10 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
             let signer = Signer::new(opened.key.clone(), opened.chain.genesis());
             Box::new(ActingStrategy::new(adversary, opened.follower.clone(), signer, opened.seat.id.uid))
         };
-        return miner::cli::start(start, Box::new(strategy)).await;
+        return miner::start::start(start, Box::new(strategy)).await;
     }
     if let Some(strategy) = adversaries::validator(&name, &setup) {
-        let miner::cli::Start { flags, metrics, windows, ranks: _, with_parent } = start;
+        let miner::start::Start { flags, metrics, windows, ranks: _, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
         let changed = |mut context: daemon::NodeContext| {
             if !strategy.computes() {

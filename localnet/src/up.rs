@@ -22,7 +22,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use validator::run::HELD_OUT_SEQUENCES;
+use validator::evaluate::HELD_OUT_SEQUENCES;
 use watch::{
     draw::View,
     observe::{Absence, Observer, Text, TrainTime},

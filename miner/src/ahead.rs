@@ -10,65 +10,22 @@
 
 use crate::{
     error::RunError,
-    progress::{Base, Progress, SnapshotKey},
-    run::Miner,
+    miner::{Ahead, Begun, Due, Miner},
+    progress::{Base, Progress},
     train::Trained,
-    train_window::ThreadResult,
 };
-use daemon::{Blocking, Entry, Work, error_chain};
-use nn::{ModelError, Trainer};
+use daemon::{Entry, error_chain};
 use protocol::{
     Block, Digest, Window, lineage,
     view::{Outcome, SeatDeal, SeatWindow},
 };
 use std::sync::{Arc, atomic::AtomicBool};
 
-/// A thread that trains on the next window's data.
-pub(crate) struct Ahead {
-    key: SnapshotKey,
-    stop: Arc<AtomicBool>,
-    work: Work<ThreadResult>,
-    blocking: Blocking,
-}
-
-/// The planned training of the window after `window`, until it starts.
-pub(crate) struct Due {
-    /// The last trained window, and its lineage.
-    window: Window,
-    lineage: Digest,
-    deal: SeatDeal,
-    /// The block of the start.
-    pub at: Block,
-    /// True if the trainer is at the end of the training of `window`. Otherwise only a killed process's snapshot has
-    /// the position to resume from.
-    at_end: bool,
-}
-
 /// Returns the last block from which `sequences` can be trained by `stop_at`, at `pace` sequences per block. It plans
 /// for a quarter more time. Without a pace: the first block.
 fn latest_start(stop_at: Block, sequences: usize, pace: Option<f64>) -> Block {
     let blocks = pace.map_or(u32::MAX, |pace| (1.25 * sequences as f64 / pace).ceil() as u32);
     Block(stop_at.0.saturating_sub(blocks))
-}
-
-/// A window's training from the miner's own weights. The trainer has its result.
-pub(crate) struct Begun {
-    pub progress: Progress,
-    pub trained: Trained,
-}
-
-impl Ahead {
-    /// Returns the window whose data the thread trains on.
-    pub(crate) fn window(&self) -> Window {
-        self.key.window
-    }
-}
-
-/// The thread ends when its owner is dropped.
-impl Drop for Ahead {
-    fn drop(&mut self) {
-        self.blocking.stop(&self.stop);
-    }
 }
 
 impl Miner {
@@ -232,24 +189,15 @@ impl Miner {
     }
 }
 
-/// Computes `x ← x + (s − y)`: moves training that began at the miner's own weights `y` to `s`.
-pub(crate) fn rebase(trainer: &mut Trainer, start: &[f32], reference: &[f32]) -> Result<(), ModelError> {
-    let mut weights = trainer.weights_flat()?;
-    for ((weight, start), reference) in weights.iter_mut().zip(start).zip(reference) {
-        *weight += start - reference;
-    }
-    trainer.load(&weights)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        progress::{self, SnapshotInterval},
+        progress::{self, SnapshotInterval, SnapshotKey},
         train_window,
     };
     use model::{ModelConfig, Recipe};
-    use nn::Device;
+    use nn::{Device, Trainer};
     use protocol::{RunId, SeatId, Uid, Window};
 
     fn config() -> ModelConfig {

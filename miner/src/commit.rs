@@ -5,8 +5,8 @@ use crate::{
     contribution_store::{ContributionStoreError, PendingContribution},
     error::{Missed, RunError, Stop},
     local::LocalState,
+    miner::Miner,
     progress,
-    run::Miner,
     train_window::TrainedWindow,
 };
 use daemon::{

@@ -1,12 +1,12 @@
 //! One window of a miner, top to bottom: follow, train, compress, commit, publish. After its commitment it trains on
 //! the next window's data, so it never idles.
 
+pub use crate::miner::{AHEAD, Miner, MinerOptions, RESIDUAL_SHARE};
+
 use crate::{
-    ahead::{Ahead, Begun, Due},
     contribution_store::{ContributionStore, PendingContribution},
     error::{Missed, RunError, Stop, refusal},
     local::LocalState,
-    progress::SnapshotInterval,
     shutdown::ShutdownHandle,
     strategy::Strategy,
 };
@@ -19,50 +19,8 @@ use nn::Trainer;
 use protocol::Window;
 use std::{sync::Arc, time::Duration};
 
-/// The default of [`MinerOptions::ahead`].
-pub const AHEAD: f64 = 0.5;
-/// The default of [`MinerOptions::residual_share`] (ADR 0046).
-pub const RESIDUAL_SHARE: f64 = 0.5;
 /// Interval between two attempts of an upload.
 const RETRY_UPLOAD: Duration = Duration::from_millis(500);
-
-/// A miner. Time comes from the chain's heads; chain, store, data and trainer are passed in.
-pub struct Miner {
-    pub node: Node,
-    /// Moved to the worker thread while it computes.
-    pub local: Lent<LocalState>,
-    pub strategy: Box<dyn Strategy>,
-    pub options: MinerOptions,
-    pub shutdown: Arc<ShutdownHandle>,
-    /// The planned training of the next window, until it starts.
-    pub(crate) due: Option<Due>,
-    /// The running training of the next window, which has the local state meanwhile.
-    pub(crate) ahead: Option<Ahead>,
-    /// Training of the held window, or of the next one, from before its model arrived.
-    pub(crate) begun: Option<Begun>,
-    /// The last window that the miner contributed to, or abandoned, before its model arrived.
-    pub(crate) without_model: Option<Window>,
-    /// Sequences trained per block, in the last window that was trained from its model.
-    pub(crate) pace: Option<f64>,
-}
-
-/// Options of a miner.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MinerOptions {
-    /// Blocks before the commit deadline at which training stops, so that the commitment is included in time.
-    pub commit_margin_blocks: u32,
-    /// Sequences in one step.
-    pub batch_sequences: usize,
-    /// Maximum share of a window's sequences that is trained before the window's model arrives; 0: none. It is used
-    /// as far as the window itself has no time for them.
-    pub ahead: f64,
-    /// Sequences per block for planning training ahead. `None`: as measured in the previous window.
-    pub pace: Option<f64>,
-    /// Fraction `c` of the residual `e` subtracted from `θ` at the start of a window's training; 0: none.
-    pub residual_share: f64,
-    /// Interval of snapshots inside a window.
-    pub snapshot_interval: SnapshotInterval,
-}
 
 impl Miner {
     /// Reads the seat's snapshot, or writes its first one.

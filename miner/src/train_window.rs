@@ -1,16 +1,14 @@
 //! The training of one window: the assigned data, a thread for the inner loop, and snapshots while it runs.
 
 use crate::{
-    ahead::{self, Begun},
     error::{Missed, RunError, Stop},
     local::LocalState,
+    miner::{Begun, Miner},
+    observer::{Observer, ThreadResult},
     progress::{self, Base, Progress, SnapshotKey},
-    run::Miner,
-    shutdown::ShutdownHandle,
-    strategy::Reading,
-    train::{self, TrainObserver, Trained, TrainingError, WindowSteps},
+    train::{self, Trained, TrainingError, WindowSteps},
 };
-use daemon::{Entry, Lent, ModelState, Work, WorkDied, error_chain};
+use daemon::{Entry, ModelState, Work, WorkDied, error_chain};
 use nn::{ModelError, Trainer};
 use protocol::{
     Block, Window,
@@ -31,9 +29,6 @@ pub(crate) struct TrainedWindow {
     /// The weights at the start of the training; `None`: the window's model.
     pub start: Option<Arc<Vec<f32>>>,
 }
-
-/// Result of the training thread.
-pub(crate) type ThreadResult = (Lent<LocalState>, Result<Trained, TrainingError>, Observer);
 
 impl Miner {
     /// Trains on the assigned sequences until the commit margin begins.
@@ -366,11 +361,20 @@ pub(crate) fn begin(
 ) -> Result<(), ModelError> {
     let base = start.as_deref().unwrap_or(theta);
     match own {
-        Some(own) => ahead::rebase(trainer, base, own)?,
+        Some(own) => rebase(trainer, base, own)?,
         None => trainer.load(base)?,
     }
     progress.reference = start.map(Arc::new);
     Ok(())
+}
+
+/// Computes `x ← x + (s − y)`: moves training that began at the miner's own weights `y` to `s`.
+pub(crate) fn rebase(trainer: &mut Trainer, start: &[f32], reference: &[f32]) -> Result<(), ModelError> {
+    let mut weights = trainer.weights_flat()?;
+    for ((weight, start), reference) in weights.iter_mut().zip(start).zip(reference) {
+        *weight += start - reference;
+    }
+    trainer.load(&weights)
 }
 
 /// Fraction of the residual that is subtracted at the start of a window's training, and the part that a window
@@ -425,68 +429,6 @@ fn resume(
     begin(&mut local.trainer, progress, start, &state.theta, None)?;
     Ok(None)
 }
-
-/// Writes snapshots while a window is trained, and ends the training when the process shuts down.
-pub(crate) struct Observer {
-    window: Window,
-    pub progress: Progress,
-    /// Entries for the journal.
-    repeated: Vec<Entry>,
-    reading: Option<Reading>,
-    shutdown: Arc<ShutdownHandle>,
-    stop: Arc<AtomicBool>,
-}
-
-impl Observer {
-    /// Handles the end of the training. If the process shuts down while it waited for data, writes the snapshot that
-    /// a step would have written.
-    fn ended(&mut self, trainer: &Trainer, trained: &Trained) {
-        if self.is_leaving() && !self.stop.load(Ordering::Relaxed) && 0 < trained.steps {
-            self.stepped(trainer, trained);
-        }
-    }
-}
-
-impl TrainObserver for Observer {
-    fn read(&self, of_step: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
-        match &self.reading {
-            Some(reading) => reading(of_step),
-            None => of_step,
-        }
-    }
-
-    fn is_leaving(&self) -> bool {
-        self.shutdown.is_requested()
-    }
-
-    fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
-        let written = if self.is_leaving() {
-            // The process ends with this step.
-            self.stop.store(true, Ordering::Relaxed);
-            self.progress.write(trainer, trained)
-        } else {
-            self.progress.stepped(trainer, trained)
-        };
-        if let Err(error) = written {
-            let (window, error) = (self.window.0, error_chain(&error));
-            tracing::error!(
-                window,
-                error,
-                "no snapshot inside the window: a miner killed now repeats the steps since the last one"
-            );
-        }
-    }
-
-    fn repeated(&mut self, step: u32, error: &ModelError) {
-        let window = self.window;
-        tracing::warn!(window = window.0, step, %error, "{DEVICE_FAULT}");
-        self.repeated.push(Entry::Repeated { window, step, found: format!("{error}; {DEVICE_FAULT}") });
-    }
-}
-
-/// The explanation of a step that succeeds when it is repeated.
-const DEVICE_FAULT: &str = "repeated from the same state, the step succeeded: the device had computed wrongly. If it happens again, check its memory, \
-                            temperature and clock";
 
 #[cfg(test)]
 mod tests {

@@ -7,12 +7,12 @@
 //! and continues with the next window.
 
 use crate::{
-    ahead::{self, Begun},
     error::{Missed, RunError, Stop},
+    miner::{Begun, Miner},
     progress::{self, Base},
-    run::Miner,
     train::TrainingError,
     train_window::TrainedWindow,
+    train_window::rebase,
 };
 use daemon::error_chain;
 use protocol::{Block, Window, view::SeatWindow};
@@ -127,7 +127,7 @@ impl Miner {
         else {
             return Ok(false);
         };
-        let rebased = self.compute(move |local, state| ahead::rebase(&mut local.trainer, &state.theta, &own));
+        let rebased = self.compute(move |local, state| rebase(&mut local.trainer, &state.theta, &own));
         match rebased.await {
             Ok(()) => Ok(true),
             Err(error) => {

@@ -44,14 +44,31 @@
 //! remainders (ties: lower uid), so that they add up exactly. Stakes above 46 bits all lose the same low
 //! bits.
 
-use crate::{Uid, view::SeatConsensus};
+use crate::Uid;
 use alloc::{collections::BTreeMap, vec::Vec};
+use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
+use scale_info::TypeInfo;
+use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 mod tests;
 
 /// The unit of shares: a share of [`ONE`] is the whole.
 pub const ONE: u64 = 1 << 32;
+
+/// Result of the last consensus for a seat, in parts of [`ONE`] (PROT-31).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
+pub struct SeatConsensus {
+    /// Consensus weight, the highest seat's being 65535.
+    pub weight: u16,
+    /// Share of the miners' pay.
+    pub incentive: u64,
+    /// Unclipped part of a validator's own weights, or of the weight that a miner was given.
+    pub trust: u64,
+    /// Share of the validators' pay.
+    pub dividends: u64,
+}
 
 /// `1/α`.
 const BOND_EPOCHS: u128 = 10;

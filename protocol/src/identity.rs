@@ -1,12 +1,14 @@
 //! Identities: seats, their keys, and signatures that cannot be replayed elsewhere (PROT-9, PROT-21,
 //! PROT-29).
 
-use crate::view::Account;
 use alloc::{string::String, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use core::fmt;
 use scale_info::TypeInfo;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// An account of the chain.
+pub type Account = [u8; 32];
 
 /// A run: one model being trained. Numbered by the chain from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,6 +6,7 @@ extern crate alloc;
 pub mod assign;
 pub mod consensus;
 pub mod contribution;
+mod draw;
 pub mod identity;
 pub mod keys;
 pub mod lineage;

@@ -15,7 +15,7 @@
 //! cannot bind itself to two answers for it. A leaf includes its validator's seat, so a validator cannot reuse
 //! another's root.
 
-use crate::{Digest, RunId, SeatId, Uid, Window, assign, consensus::ONE, ensure};
+use crate::{Digest, RunId, SeatId, Uid, Window, consensus::ONE, draw, ensure};
 use alloc::{vec, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
@@ -170,8 +170,8 @@ pub fn draw(run: RunId, first: Window, opening_hash: &Digest, selected: &[(Windo
         .iter()
         .flat_map(|(window, seats)| seats.iter().map(|uid| Probe { window: *window, uid: *uid }))
         .collect();
-    let seed = assign::seed(assign::domain::PROBES, run, first, opening_hash);
-    let order = assign::Permutation::new(&seed, pairs.len() as u64);
+    let seed = draw::seed(draw::domain::PROBES, run, first, opening_hash);
+    let order = draw::Permutation::new(&seed, pairs.len() as u64);
     let places = order.iter().take(PROBES as usize);
     let mut drawn: Vec<Probe> =
         places.filter_map(|place| pairs.get(usize::try_from(place).ok()?).copied()).collect();

@@ -5,7 +5,7 @@
 //! sometimes and the top seats cannot stop working. Newcomers have places of their own, at most a quarter of all:
 //! their work has not been judged yet.
 
-use crate::{Digest, RunParams, Uid, assign::first_u64};
+use crate::{Digest, RunParams, Uid, draw::first_u64};
 use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;

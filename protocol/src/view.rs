@@ -1,5 +1,7 @@
 //! Views of a run's chain state, as the runtime API returns them and every client reads them.
 
+pub use crate::{consensus::SeatConsensus, identity::Account};
+
 use crate::{
     Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window, assign::Slot,
     params::Permille, probe::Probe, select::Selected,
@@ -8,9 +10,6 @@ use alloc::{string::String, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
-
-/// An account of the chain.
-pub type Account = [u8; 32];
 
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct RunView {
@@ -340,20 +339,6 @@ pub enum PendingChange {
     Leaves,
     /// Another holder gets it.
     Replaced,
-}
-
-/// Result of the last consensus for a seat, in parts of `consensus::ONE` (PROT-31).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
-pub struct SeatConsensus {
-    /// Consensus weight, the highest seat's being 65535.
-    pub weight: u16,
-    /// Share of the miners' pay.
-    pub incentive: u64,
-    /// Unclipped part of a validator's own weights, or of the weight that a miner was given.
-    pub trust: u64,
-    /// Share of the validators' pay.
-    pub dividends: u64,
 }
 
 /// Account of a seat's pay in an epoch (PROT-32).

@@ -3,9 +3,9 @@
 
 use crate::{
     gather::Gathered,
-    run::Validator,
     signed_db::SignedDb,
     step::{Stop, hides, store_before},
+    validator::Validator,
 };
 use chain_client::{Call, Refusal};
 use daemon::{Entry, HeldContribution, error_chain, journal::SeatFault};

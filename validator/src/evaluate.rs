@@ -2,7 +2,7 @@
 
 pub use measure::{EvaluateError, Job, Measurements, mean_loss, measure};
 
-use crate::{gather::Gathered, run::HELD_OUT_SEQUENCES, salt::Salts, step::RunError, strategy::Strategy};
+use crate::{gather::Gathered, salt::Salts, step::RunError, strategy::Strategy};
 use daemon::{Blocking, Node, Work, error_chain};
 use dataset::Dataset;
 use gauntlet::{Reputations, Seeds, Sketches, form::Plan};
@@ -20,6 +20,9 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+
+/// The size of the sample of held-out sequences on which the model's loss is reported, if the settings do not say.
+pub const HELD_OUT_SEQUENCES: u64 = 128;
 
 /// Measures contributions.
 pub trait Evaluate: Send {

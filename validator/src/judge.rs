@@ -2,8 +2,8 @@
 
 use crate::{
     evaluate::{EvaluatedWindow, Measurements, Progress},
-    run::Validator,
     step::{RunError, Stop, held_seat_in, wait_for_view},
+    validator::Validator,
 };
 use daemon::{Entry, journal::SeatJudged};
 use gauntlet::{

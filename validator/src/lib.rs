@@ -13,6 +13,7 @@ pub mod salt;
 pub mod signed_db;
 pub mod step;
 pub mod strategy;
+mod validator;
 pub mod veto;
 mod vote;
 mod weights;

@@ -1,18 +1,13 @@
 //! The validator's loop: one window, top to bottom. Each step has its own file.
 
+pub use crate::validator::Validator;
+
 use crate::{
     attest::{mirror, selected_of},
-    evaluate::{Evaluate, Evaluation},
-    gather::{Gathered, Gatherer},
-    merge::{Merger, publish_checkpoint, selection},
-    probes::ProbeAnswers,
-    report::Receipts,
-    salt::Salts,
-    signed_db::SignedDb,
+    gather::Gathered,
+    merge::{publish_checkpoint, selection},
     step::{RunError, Stop, UNKNOWN_WINDOW, before, journal_skip},
-    strategy::Strategy,
 };
-use daemon::Node;
 use futures::future::LocalBoxFuture;
 use protocol::Window;
 use tokio::task::JoinSet;
@@ -20,45 +15,7 @@ use tracing::Instrument as _;
 
 /// Blocks before the end of a window until which the loop waits for an evaluation.
 const LAST_CALL_BLOCKS: u32 = 2;
-/// The size of the sample of held-out sequences on which the model's loss is reported, if the settings do not say.
-pub const HELD_OUT_SEQUENCES: u64 = 128;
-
-/// A validator between two steps of its loop.
-pub struct Validator {
-    pub(crate) node: Node,
-    pub(crate) signed: SignedDb,
-    pub(crate) salts: Salts,
-    pub(crate) strategy: Box<dyn Strategy>,
-    pub(crate) gatherer: Gatherer,
-    pub evaluation: Evaluation,
-    pub(crate) merger: Merger,
-    pub(crate) receipts: Receipts,
-    pub(crate) probes: ProbeAnswers,
-}
-
 impl Validator {
-    /// Creates a validator. A program derives `salts` from the hotkey. Validators of a simulation may share them, and
-    /// so their evaluations.
-    pub fn new(
-        node: Node,
-        evaluator: Box<dyn Evaluate>,
-        signed: SignedDb,
-        salts: Salts,
-        strategy: Box<dyn Strategy>,
-    ) -> Validator {
-        Validator {
-            gatherer: Gatherer::new(&node.directory),
-            evaluation: Evaluation::new(evaluator),
-            merger: Merger::default(),
-            receipts: Receipts::default(),
-            probes: ProbeAnswers::default(),
-            node,
-            signed,
-            salts,
-            strategy,
-        }
-    }
-
     /// Serves window after window, until the process ends or an error makes it impossible to continue.
     ///
     /// # Errors

@@ -1,15 +1,13 @@
 //! Common parts of a window's steps: early end, and storage before a call to the chain.
 
-use crate::{
-    evaluate::EvaluateError,
-    signed_db::{SignedDb, SignedDbError},
-};
+use crate::signed_db::{SignedDb, SignedDbError};
 use chain_client::ChainError;
 use daemon::{
     Entry, Node, NodeError, WorkDied,
     durable::{DiskFullRetry, is_full},
     error_chain,
 };
+use measure::EvaluateError;
 use protocol::{Block, Window, view::WindowView};
 
 /// Blocks before a deadline at which a step stops waiting for a full disk: finality may be three behind, and a call

@@ -4,10 +4,11 @@
 //! before it is used, and may change it. The program runs [`DefaultStrategy`]; studies of dishonest validators run
 //! others.
 
-use crate::{evaluate::Measurements, signed_db::WindowReport};
+use crate::signed_db::WindowReport;
 use async_trait::async_trait;
 use daemon::Follower;
 use gauntlet::{Evidence, SeatReport};
+use measure::Measurements;
 use protocol::{
     Block, Uid, Window,
     view::{Verdict, Vote, WindowView},

@@ -1,9 +1,9 @@
 //! Votes for the digest of the merged update (PROT-19).
 
 use crate::{
-    run::Validator,
     signed_db::SignedDb,
     step::{Stop, hides, store_before},
+    validator::Validator,
     veto::sequences_before_vote,
 };
 use chain_client::{Call, Refusal};

@@ -1,9 +1,9 @@
 //! Commits an epoch's weight vote in the epoch's last window, and reveals it in the next epoch (PROT-26, PROT-30).
 
 use crate::{
-    run::Validator,
     signed_db::{SignedDb, WeightVote},
     step::{RunError, Stop, store_before},
+    validator::Validator,
 };
 use chain_client::{Call, Refusal};
 use daemon::{Entry, durable::is_full, error_chain};

@@ -16,8 +16,9 @@ use store::{BufferSink, Fetch, FetchError, Limits, Sink, Store, StoreError, Traf
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use crate::streams::OpenError;
 use crate::streams::Stream;
-use crate::swarm::{Network, OpenError};
+use crate::swarm::Network;
 use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
 

@@ -15,8 +15,8 @@ pub use key::{KeyError, NodeKey};
 pub use libp2p::PeerId;
 pub use limits::{AddressLimits, RefusedConnections};
 pub use put::{Admission, PUTS_MAX, PushError, PutServer, push};
-pub use streams::Stream;
-pub use swarm::{Network, NetworkError, NetworkSettings, OpenError};
+pub use streams::{OpenError, Stream};
+pub use swarm::{Network, NetworkError, NetworkSettings};
 pub use url::{PeerUrl, PeerUrlError};
 pub use wire::WireError;
 

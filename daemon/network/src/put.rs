@@ -17,8 +17,9 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::blob::{AlreadyServed, Places, Visitor};
+use crate::streams::OpenError;
 use crate::streams::Stream;
-use crate::swarm::{Network, OpenError};
+use crate::swarm::Network;
 use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
 

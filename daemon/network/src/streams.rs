@@ -21,8 +21,6 @@ use libp2p::{PeerId, StreamProtocol};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::swarm::OpenError;
-
 /// Time after which a connection without a stream is closed: others need its slot, and reconnecting is fast.
 const IDLE: Duration = Duration::from_secs(10);
 /// Maximum number of streams of a protocol that wait for the task that accepts them.
@@ -33,6 +31,21 @@ pub(crate) const FIRST_STREAM: Duration = Duration::from_secs(2);
 const NEGOTIATE: Duration = Duration::from_secs(5);
 /// Maximum number of requests for a stream that wait for a connection's task.
 const REQUESTS_MAX: usize = 16;
+
+/// Error of opening a stream to a peer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    #[error("the peer's address cannot be used: {0}")]
+    Forbidden(store::FetchError),
+    #[error("the peer has no address, and is not connected")]
+    NoAddress,
+    #[error("the peer could not be reached: {0}")]
+    Unreachable(String),
+    #[error("the peer does not speak {0}")]
+    Unsupported(String),
+    #[error("this node's task for peers has ended")]
+    Ended,
+}
 
 /// A stream to or from a peer. Until it is dropped, it counts as an open stream of its connection.
 pub struct Stream {

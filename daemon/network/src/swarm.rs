@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::connections::Connections;
 use crate::key::NodeKey;
 use crate::limits::{AddressLimits, Limits, RefusedConnections};
-use crate::streams::{ConnectionHandle, IncomingStreams, Stream};
+use crate::streams::{ConnectionHandle, IncomingStreams, OpenError, Stream};
 use crate::url::{self, PeerUrl};
 
 /// Maximum number of incoming connections. With the bounds on streams it bounds their memory: 64 times
@@ -58,21 +58,6 @@ pub enum NetworkError {
     Transport { what: String },
     #[error("could not listen for peers at {address}: {what}. Is the port taken?")]
     Listen { address: SocketAddr, what: String },
-}
-
-/// Error of opening a stream to a peer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
-    #[error("the peer's address cannot be used: {0}")]
-    Forbidden(store::FetchError),
-    #[error("the peer has no address, and is not connected")]
-    NoAddress,
-    #[error("the peer could not be reached: {0}")]
-    Unreachable(String),
-    #[error("the peer does not speak {0}")]
-    Unsupported(String),
-    #[error("this node's task for peers has ended")]
-    Ended,
 }
 
 /// A handle of the task that owns the connections. The task ends with its last handle.

@@ -7,8 +7,10 @@
 //! [`Mesh`] works over one [`Link`] for each pair of ranks: channels between threads here ([`threads`]), connections
 //! between processes in the miner.
 
+pub(crate) mod error;
 mod threads;
 
+pub use error::{ANNOUNCEMENT_BYTES_MAX, CollectiveError, Watch};
 pub use threads::{channels, threads};
 
 use crate::nccl::{Membership, UniqueId};
@@ -23,8 +25,6 @@ use std::{
 const PIECE: usize = 1 << 16;
 /// Maximum length of one frame in bytes: its kind and the values.
 pub const FRAME_BYTES_MAX: usize = 1 + 4 * PIECE;
-/// Maximum length of an announcement in bytes.
-pub const ANNOUNCEMENT_BYTES_MAX: usize = 64 << 20;
 /// Maximum length in bytes of the reason that a failing rank sends.
 const WHY_BYTES_MAX: usize = 1024;
 /// Maximum wait for the reason of a rank that closed its link.
@@ -34,38 +34,6 @@ const LOOK: Duration = Duration::from_millis(20);
 
 const DATA: u8 = 0;
 const FAILURE: u8 = 1;
-
-/// Reason why an exchange failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CollectiveError {
-    #[error(
-        "rank {rank} ended, or closed its connection, while {doing}: look at its log; if its machine ran out of memory, spread the ranks over more machines, or on CPUs lower micro_batch_sequences under [train]"
-    )]
-    Lost { rank: usize, doing: &'static str },
-    #[error(
-        "rank {rank} did not answer within {seconds} s while {doing}: look at its machine, or raise rank_step_seconds under [train]"
-    )]
-    Slow { rank: usize, doing: &'static str, seconds: u64 },
-    #[error("rank {rank} gave up: {why}")]
-    Failed { rank: usize, why: String },
-    #[error("rank {rank} sent {got} bytes while {doing}, where {expected} were expected")]
-    Length { rank: usize, doing: &'static str, expected: usize, got: usize },
-    #[error(
-        "an announcement of {bytes} bytes is too long, and {ANNOUNCEMENT_BYTES_MAX} are allowed: train fewer sequences per step (batch_sequences)"
-    )]
-    TooLong { bytes: usize },
-    #[error(
-        "the GPUs of the ranks did not exchange within {seconds} s while {doing}: look at their machines, or raise rank_step_seconds under [train]"
-    )]
-    Stuck { doing: &'static str, seconds: u64 },
-    #[error("no thread for the exchange: {why}")]
-    NoThread { why: String },
-    #[error("the ranks are no longer connected")]
-    Aborted,
-}
-
-/// Check that is called repeatedly during an exchange outside of these calls. It fails once the exchange must end.
-pub type Watch<'a> = Box<dyn FnMut() -> Result<(), CollectiveError> + 'a>;
 
 /// One rank's connection to the others. Every call has a deadline, except the wait for an announcement.
 pub trait Collective: Send {

@@ -4,7 +4,7 @@
 //! evaluator on one device measures both on the same sequences, and adds up a sequence's tokens in `f64`. A
 //! contribution is applied to the weights in place and undone bit for bit, without a second copy of the model.
 
-use crate::{Device, Engine, ModelError, batch, engine, train};
+use crate::{Device, Engine, ModelError, batch, engine, slices, train};
 use kernels::sparse;
 use model::ModelConfig;
 use protocol::contribution::Sparse;
@@ -42,7 +42,7 @@ impl Evaluator {
     /// # Errors
     /// If `flat` has another length, which leaves the weights unchanged, or if the device fails.
     pub fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        engine::check_len(&self.config, flat)?;
+        slices::check_len(&self.config, flat)?;
         self.engine.load(flat)
     }
 

@@ -25,11 +25,14 @@ mod generate;
 pub mod gpu;
 pub mod hugging_face;
 pub mod layers;
+mod memory;
 pub mod nccl;
 pub mod optim;
 mod precision;
+mod probe;
 mod safetensors;
 mod session;
+mod slices;
 mod train;
 
 pub use batch::BatchError;
@@ -37,12 +40,11 @@ pub use device::{
     ActivationCheckpointing, Device, DeviceError, DeviceName, DeviceSetting, EngineKind, KernelSet,
 };
 pub use driver::GpuInfo;
-pub use engine::{Blocks, DeviceMemory, Engine, Gradients, RankEngine};
-pub use estimate::{
-    Advice, MemoryError, MemoryEstimate, RankMemoryError, available_memory, keep_freed_memory,
-};
+pub use engine::{Blocks, Engine, Gradients, RankEngine};
+pub use estimate::{Advice, MemoryError, MemoryEstimate, RankMemoryError};
 pub use evaluate::{Evaluator, Undo};
 pub use generate::{Likelihood, LogProbabilities, Sampler, Sampling, SamplingError};
+pub use memory::{DeviceMemory, available_memory, keep_freed_memory};
 pub use optim::{StepParams, state::StateError};
 pub use precision::Precision;
 pub use safetensors::FormatError;

@@ -11,7 +11,7 @@
 
 use crate::{
     Device, DeviceName, EngineKind, ModelError,
-    collective::{CollectiveError, Watch},
+    collective::error::{CollectiveError, Watch},
 };
 use std::{
     ffi::{CStr, OsString, c_char, c_int, c_uint, c_void},

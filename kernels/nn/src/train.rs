@@ -6,6 +6,7 @@
 use crate::{
     BatchError, Device, DeviceMemory, Engine, ModelError, StateError, StepParams, batch, engine,
     optim::{self, state},
+    slices,
 };
 use model::{ModelConfig, Recipe};
 use protocol::Digest;
@@ -71,7 +72,7 @@ impl Trainer {
     /// # Errors
     /// If `flat` has another length, which leaves the weights unchanged, or if the device fails.
     pub fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        engine::check_len(&self.config, flat)?;
+        slices::check_len(&self.config, flat)?;
         self.engine.load(flat)
     }
 

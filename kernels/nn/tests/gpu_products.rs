@@ -9,14 +9,10 @@ mod device;
 use device::{Test, precisions};
 use mettle_nn::{
     Precision,
-    gpu::{Array, Gpu, GpuError},
+    gpu::{Array, Gpu, GpuError, View},
     layers::{
         attention::{self, Shape},
-        matmul::{
-            Mat, SUM_VALUES, Write,
-            gpu::{Algorithm, View},
-            reference::matmul as matmul_reference,
-        },
+        matmul::{Mat, SUM_VALUES, Write, gpu::Algorithm, reference::matmul as matmul_reference},
     },
 };
 

@@ -2,6 +2,7 @@
 
 use crate::{
     help,
+    network_flags::NetworkFlags,
     output::Output,
     plan::table::wrapped,
     signing::{AccountSigner, SigningSession, TransactionPlan, unbonding_json, units},
@@ -13,13 +14,12 @@ use chain_client::{
     keys::{KeySource, address, parse_address},
 };
 use clap::Subcommand;
-use daemon::config::{ChainFlags, EndpointArgs};
 use protocol::{
-    GenesisHash, RunId,
+    RunId,
     view::{Account, AccountStatus},
 };
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum AccountCommand {
@@ -68,31 +68,6 @@ pub struct Transfer {
     /// The amount, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     amount: Amount,
-}
-
-/// Flags of commands that need a chain but no run.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct NetworkFlags {
-    /// Settings file (TOML).
-    #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
-    config: Option<PathBuf>,
-    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
-    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
-    chain: Option<String>,
-    /// The hash of the chain's block 0; required except on a development chain.
-    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
-    genesis: Option<GenesisHash>,
-}
-
-impl NetworkFlags {
-    /// Reads the endpoint, like [`ChainFlags::read`].
-    ///
-    /// # Errors
-    /// As [`ChainFlags::read`].
-    pub fn read(&self) -> anyhow::Result<EndpointArgs> {
-        let NetworkFlags { config, chain, genesis } = self.clone();
-        ChainFlags { config, chain, genesis, run: None }.read(None)
-    }
 }
 
 /// Runs a command; prints and asks through `output`.

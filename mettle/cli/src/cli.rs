@@ -135,7 +135,7 @@ impl Cli {
             Command::Web(command) => web::web(command, output).await,
             Command::Model(command) => model::run(command, output).await,
             Command::Dataset(command) => dataset::run(command, output).await,
-            Command::Shell(command) => shell::run(command, output),
+            Command::Shell(command) => shell::run(command, self::command(), output),
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::{
     help,
     output::Output,
-    seat::{ColdkeyFlags, Seat},
+    seat::session::{ColdkeyFlags, Seat},
     signing::{AccountSigner, RunSession, Signer, TransactionPlan, freed, unbonding_json, units},
 };
 use anyhow::{Context as _, bail, ensure};

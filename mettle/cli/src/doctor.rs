@@ -14,7 +14,7 @@ use crate::{
         figures::{Role as RoleFigures, Value as Figure, rank_host_bytes},
         table::{value as figure, wrapped},
     },
-    seat::role_parser,
+    seat::register::role_parser,
 };
 use chain_client::{
     Amount, Chain,

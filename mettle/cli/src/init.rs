@@ -7,7 +7,7 @@ mod run;
 use crate::{
     doctor, help, keys,
     output::Output,
-    seat::{Register, register},
+    seat::register::{HOTKEY_FUNDS, Register, register},
     signing::{ConfirmArgs, Signer, SigningSession, TransactionPlan},
 };
 use anyhow::{Context as _, bail, ensure};
@@ -31,8 +31,6 @@ use std::{
 
 /// The funded account of a development chain.
 const FAUCET: &str = "//Alice";
-/// The hotkey's balance for fees.
-pub(crate) const HOTKEY_FUNDS: Amount = Amount(Amount::mtl(1).0 / 10);
 
 /// The object to create.
 #[derive(Clone, Debug, clap::Subcommand)]

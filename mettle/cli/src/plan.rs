@@ -8,7 +8,7 @@ pub(crate) mod table;
 pub mod weight;
 mod wire;
 
-use crate::{help, output::Output, quantity, run::read_json};
+use crate::{help, output::Output, quantity, run::create::read_json};
 use anyhow::Context as _;
 use figures::{Link, Plan, PlanInput};
 use model::{ModelConfig, RunSpec};

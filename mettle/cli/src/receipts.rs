@@ -2,7 +2,7 @@
 //!
 //! Nothing is signed, and `--uid` needs no key.
 
-use crate::{help, output::Output, seat::uid_of, signing::SigningSession};
+use crate::{help, output::Output, seat::session::uid_of, signing::SigningSession};
 use anyhow::{bail, ensure};
 use daemon::{config::SeatFlags, open::fetcher};
 use protocol::{Window, receipt};

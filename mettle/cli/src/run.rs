@@ -16,8 +16,7 @@ use chain_client::{
     terms,
 };
 use clap::Subcommand;
-use create::CreateRun;
-pub(crate) use create::read_json;
+use create::{CreateRun, read_json};
 use protocol::{
     Terms,
     params::TermsLimits,

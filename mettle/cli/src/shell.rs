@@ -1,6 +1,6 @@
 //! `mettle completions` and `mettle man`: descriptions of this command line for shells and for `man`.
 
-use crate::{cli, help, output::Output};
+use crate::{help, output::Output};
 use anyhow::Context as _;
 use clap::Subcommand;
 use clap_complete::Shell;
@@ -27,20 +27,20 @@ pub enum ShellCommand {
     },
 }
 
-/// Runs a command; prints through `output`.
-pub fn run(command: ShellCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+/// Runs a command for the command line `cli`; prints through `output`.
+pub fn run(command: ShellCommand, mut cli: clap::Command, output: &mut Output<'_>) -> anyhow::Result<()> {
     output.bare_json();
     match command {
         ShellCommand::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut cli::command(), "mettle", &mut script);
+            clap_complete::generate(shell, &mut cli, "mettle", &mut script);
             let script = String::from_utf8(script).context("the script is no text")?;
             Ok(output.result(&script, json!({ "shell": shell.to_string(), "script": script }))?)
         }
         ShellCommand::Man { out } => {
             let cannot = || format!("could not write the man pages into {}", out.display());
             std::fs::create_dir_all(&out).with_context(cannot)?;
-            clap_mangen::generate_to(cli::command(), &out).with_context(cannot)?;
+            clap_mangen::generate_to(cli, &out).with_context(cannot)?;
             let text = format!("the man pages are in {}", out.display());
             Ok(output.result(&text, json!({ "directory": out }))?)
         }

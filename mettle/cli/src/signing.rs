@@ -3,7 +3,7 @@
 //! A command creates a [`TransactionPlan`]; all later steps are here, so that no command can sign calls that it has
 //! not shown. The preview is made from the calls that are then submitted. The key is opened only after confirmation.
 
-use crate::{output::Output, submit};
+use crate::{output::Output, unsigned};
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
     Amount, Call, Chain, ChainError,
@@ -325,7 +325,7 @@ impl SigningSession {
         let unsigned =
             self.chain.unsigned(&calls, &plan.signer.key_account()?, plan.signer.confirm.tip).await?;
         let unsigned = unsigned.context("this client cannot prepare transactions for another signer")?;
-        submit::write(file, &unsigned)?;
+        unsigned::write(file, &unsigned)?;
         let mut text = String::new();
         for call in &unsigned {
             let payload = String::from(call.payload.clone());

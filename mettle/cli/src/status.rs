@@ -2,7 +2,7 @@
 
 use crate::{
     output::Output,
-    seat::seat_hotkey,
+    seat::session::seat_hotkey,
     signing::{RunSession, unbonding_json, units},
 };
 use anyhow::bail;

@@ -1,18 +1,11 @@
 //! `mettle submit`: submits transactions that were signed elsewhere, after `--sign-elsewhere` of another command.
 
-use crate::{account::NetworkFlags, output::Output, signing::SigningSession};
+use crate::{network_flags::NetworkFlags, output::Output, signing::SigningSession, unsigned};
 use anyhow::{Context as _, ensure};
-use chain_client::{Chain, UnsignedCall};
+use chain_client::Chain;
 use serde_json::{Value, json};
-use std::{
-    fs,
-    io::Read as _,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 use watch::text::readable;
-
-/// Maximum size of the file, in bytes: a run's terms and parameters take some kilobytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Submit transactions that another machine or a wallet signed
 ///
@@ -31,39 +24,10 @@ pub struct Submit {
     signatures: Vec<String>,
 }
 
-/// Writes transactions for another signer to a new file.
-pub(crate) fn write(file: &Path, calls: &[UnsignedCall]) -> anyhow::Result<()> {
-    let failed = || format!("could not write {}", file.display());
-    let text = serde_json::to_vec_pretty(calls)?;
-    let directory = match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut temporary = tempfile::NamedTempFile::new_in(directory).with_context(failed)?;
-    std::io::Write::write_all(&mut temporary, &text).with_context(failed)?;
-    // An existing file may wait for its signature.
-    temporary.persist_noclobber(file).with_context(failed)?;
-    Ok(())
-}
-
-fn read(file: &Path) -> anyhow::Result<Vec<UnsignedCall>> {
-    let failed = || format!("could not read {}", file.display());
-    let mut bytes = Vec::new();
-    let opened = fs::File::open(file).with_context(failed)?;
-    opened.take(FILE_BYTES_MAX.saturating_add(1)).read_to_end(&mut bytes).with_context(failed)?;
-    ensure!(
-        bytes.len() as u64 <= FILE_BYTES_MAX,
-        "{} is longer than {FILE_BYTES_MAX} bytes: it is no file of --sign-elsewhere",
-        file.display()
-    );
-    serde_json::from_slice(&bytes)
-        .with_context(|| format!("{} is no file that --sign-elsewhere wrote", file.display()))
-}
-
 /// Checks every signature, then submits the transactions in order.
 pub(crate) async fn submit(command: Submit, output: &mut Output<'_>) -> anyhow::Result<()> {
     output.bare_json();
-    let calls = read(&command.file)?;
+    let calls = unsigned::read(&command.file)?;
     let (wanted, given) = (calls.len(), command.signatures.len());
     ensure!(
         wanted == given,

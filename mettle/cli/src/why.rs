@@ -3,7 +3,7 @@
 //! `watch` reads chain and receipts and derives the result. A missing fact is named with the window from which it is
 //! available.
 
-use crate::{help, output::Output, plan::table::wrapped, seat::Seat};
+use crate::{help, output::Output, plan::table::wrapped, seat::session::Seat};
 use daemon::{config::SeatFlags, open::fetcher};
 use protocol::Window;
 use serde_json::{Value, json};

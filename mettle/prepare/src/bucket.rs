@@ -1,6 +1,6 @@
 //! Texts and datasets in a bucket. An object is read in blocks, one ahead, so that memory is bounded.
 
-use crate::error::SourceError;
+use crate::error::{BucketError, SourceError};
 use bytes::Bytes;
 use protocol::ensure;
 use std::{
@@ -24,9 +24,6 @@ const BLOCK_BYTES: u64 = 4 << 20;
 /// doubles.
 const TRIES: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-
-/// Failure of an operation on a [`Bucket`].
-pub type BucketError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A bucket at an S3-compatible provider. Every call blocks and retries temporary failures; it must not come from a
 /// thread of the runtime.

@@ -8,7 +8,7 @@
 use crate::{
     error::{MAX_DOCUMENT_BYTES, SourceError},
     formats::{self, Compression, Rows},
-    source::TextFile,
+    text_file::TextFile,
 };
 use protocol::ensure;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
@@ -196,6 +196,17 @@ impl Documents {
             Kind::Rows(rows) => rows.file_bytes(),
         };
         Ok(batch)
+    }
+}
+
+impl TextFile {
+    /// Its batches, from the beginning. Of a file that cannot be opened, the error alone.
+    pub fn batches(&self, field: &str) -> impl Iterator<Item = Result<Batch, SourceError>> + Send + use<> {
+        let (documents, failed) = match Documents::open(self, field) {
+            Ok(documents) => (Some(documents), None),
+            Err(error) => (None, Some(Err(error))),
+        };
+        failed.into_iter().chain(documents.into_iter().flatten())
     }
 }
 

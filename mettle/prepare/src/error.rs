@@ -1,16 +1,22 @@
 //! Errors of the preparation of a dataset.
 
-use crate::{bucket::BucketError, default_text::PinnedCrate, options::SIMILARITIES};
+use crate::default_text::PinnedCrate;
 use dataset::{MAX_TOKENIZER_BYTES, ManifestError, OpenError, ReadError, durable, durable::Readers};
 use protocol::Digest;
 use std::{
     io,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 use tokenizer::TokenizerError;
 
 /// Maximum size of a document, in bytes. One document must fit into memory.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 64 << 20;
+/// The similarities of near-duplicates. Below, unlike documents are found; above, only equal ones.
+pub(crate) const SIMILARITIES: RangeInclusive<f64> = 0.5..=0.99;
+
+/// Failure of an operation on a [`Bucket`](crate::Bucket).
+pub type BucketError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reason why a text could not be read.
 #[derive(Debug, thiserror::Error)]

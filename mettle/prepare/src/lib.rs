@@ -19,13 +19,14 @@ mod scan;
 mod select;
 mod shard;
 mod source;
+mod text_file;
 mod upload;
 mod walk;
 
-pub use bucket::{Bucket, BucketError, BucketUrl};
+pub use bucket::{Bucket, BucketUrl};
 pub use cargo_text::cargo_homes;
 pub use default_text::PinnedCrate;
-pub use error::{PrepareError, SourceError};
+pub use error::{BucketError, PrepareError, SourceError};
 pub use join::join;
 pub use options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice};
 pub use prepare::{PrepareStats, Prepared, SourceStats, prepare};

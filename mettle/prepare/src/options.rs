@@ -1,7 +1,7 @@
 //! The options of [`prepare`](crate::prepare), and its progress.
 
 use crate::{
-    error::PrepareError,
+    error::{PrepareError, SIMILARITIES},
     near::Banding,
     quality::{self, QualityRule},
     source::Source,
@@ -10,7 +10,6 @@ use dataset::{MAX_SEQUENCE_TOKENS, MAX_SHARD_BYTES, MAX_VOCAB};
 use protocol::{Digest, ensure};
 use std::{
     fmt,
-    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 use tokenizer::MIN_VOCAB;
@@ -20,8 +19,6 @@ const NOTE_EVERY_BYTES: u64 = 32 << 20;
 /// Maximum number of readings of a text: more have no effect on training.
 const MAX_EPOCHS: u64 = 1000;
 const MAX_THREADS: u64 = 4096;
-/// Range of similarities: below it, unlike documents are found; above it, only equal ones.
-pub(crate) const SIMILARITIES: RangeInclusive<f64> = 0.5..=0.99;
 
 /// The text to prepare, the place of the dataset, and its form.
 #[derive(Clone, Debug)]

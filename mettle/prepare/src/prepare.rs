@@ -16,7 +16,7 @@ use crate::{
     output_lock::OutputLock,
     scan::{Record, Scan, read_again},
     select::{Amounts, KEYS_AT_ONCE, NEAR_KEYS_AT_ONCE, ONE, Selection, Span},
-    source::TextFile,
+    text_file::TextFile,
 };
 use dataset::{Dataset, MAX_TOKENIZER_BYTES, Manifest, manifest_path, read_bounded, tokenizer_path};
 use protocol::{Digest, ensure};

@@ -12,7 +12,7 @@ use crate::{
     near::Banding,
     options::{PrepareOptions, Progress},
     pipeline, quality,
-    source::TextFile,
+    text_file::TextFile,
 };
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};

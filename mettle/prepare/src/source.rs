@@ -1,22 +1,18 @@
 //! Sources of a text: the same files in the same order on every machine, and the share of each source.
 
 use crate::{
-    bucket::{Bucket, BucketError, BucketUrl, LocalFile, ReadAt, ReadFrom},
+    bucket::{Bucket, BucketUrl},
     cargo_text,
     default_text::DEFAULT_TEXT,
-    documents::{self, Batch, Documents, Format},
-    error::SourceError,
+    documents::{self, Format},
+    error::{BucketError, SourceError},
+    text_file::{Object, TextFile},
     walk::{FoundFile, files_below},
 };
 use dataset::read_bounded;
 use protocol::ensure;
 use serde::Deserialize;
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 use store::NamedObject;
 
 /// Maximum length of a part of a text file, in bytes. A longer file is cut into documents, so that one long file can
@@ -223,52 +219,6 @@ fn with_part_bytes(mut files: Vec<TextFile>) -> Vec<TextFile> {
     let part_bytes = (text_bytes / PARTS).clamp(MIN_PART_BYTES, MAX_PART_BYTES) as usize;
     files.iter_mut().for_each(|file| file.part_bytes = part_bytes);
     files
-}
-
-/// A file of a source.
-#[derive(Clone, Debug)]
-pub(crate) struct TextFile {
-    pub path: PathBuf,
-    /// Size of the file, compressed if it is.
-    pub bytes: u64,
-    /// Maximum size of a document that is cut from a text file, in bytes.
-    pub part_bytes: usize,
-    /// The object with its bytes; `None` if they are at `path` of this machine.
-    pub object: Option<Object>,
-}
-
-/// An object of a bucket.
-#[derive(Clone, Debug)]
-pub(crate) struct Object {
-    bucket: Bucket,
-    pub info: NamedObject,
-}
-
-impl TextFile {
-    /// Opens it for reading from the beginning.
-    pub fn open(&self) -> io::Result<Box<dyn Read + Send>> {
-        Ok(match &self.object {
-            Some(Object { bucket, info }) => Box::new(ReadFrom::new(bucket.open(info), 0)),
-            None => Box::new(File::open(&self.path)?),
-        })
-    }
-
-    /// Opens it for reading at any position.
-    pub fn open_at(&self) -> io::Result<Arc<dyn ReadAt>> {
-        Ok(match &self.object {
-            Some(Object { bucket, info }) => bucket.open(info),
-            None => Arc::new(LocalFile::open(&self.path)?),
-        })
-    }
-
-    /// Returns its batches from the beginning, or only the error if the file cannot be opened.
-    pub fn batches(&self, field: &str) -> impl Iterator<Item = Result<Batch, SourceError>> + Send + use<> {
-        let (documents, failed) = match Documents::open(self, field) {
-            Ok(documents) => (Some(documents), None),
-            Err(error) => (None, Some(Err(error))),
-        };
-        failed.into_iter().chain(documents.into_iter().flatten())
-    }
 }
 
 #[cfg(test)]

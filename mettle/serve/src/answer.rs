@@ -1,7 +1,6 @@
 //! Answers in the form of OpenAI's API.
 
 use super::{
-    loaded::About,
     request::Endpoint,
     worker::{Event, Finish, TokenInfo},
 };
@@ -164,17 +163,4 @@ impl Answer {
             }
         }
     }
-}
-
-/// Returns the served model, as `/v1/models` lists it.
-pub(super) fn model(about: &About) -> Value {
-    let mut mettle = json!({ "weights_root": about.weights_root });
-    if let Some(of) = &about.of_run {
-        (mettle["run"], mettle["window"]) = (json!(of.run), json!(of.window.0));
-        mettle["lineage"] = json!(of.lineage);
-    }
-    json!({
-        "id": about.name, "object": "model", "created": about.created, "owned_by": "mettle",
-        "max_model_len": about.seq_len, "mettle": mettle,
-    })
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     Served,
-    answer::{self, Answer, Choice, Usage},
+    answer::{Answer, Choice, Usage},
     loaded::About,
     request::{self, Endpoint, Refusal},
     worker::{Command, Event, Job},
@@ -83,7 +83,7 @@ pub(crate) async fn start(
 
 async fn models(State(shared): State<Arc<Shared>>) -> Response {
     let about = shared.served.borrow().about.clone();
-    of_model(&json!({ "object": "list", "data": [answer::model(&about)] }), &about)
+    of_model(&json!({ "object": "list", "data": [about.json()] }), &about)
 }
 
 async fn model(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Result<Response, Refusal> {
@@ -91,7 +91,7 @@ async fn model(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> R
     if name != served.about.name {
         return Err(request::no_such_model(&name, &served));
     }
-    Ok(of_model(&answer::model(&served.about), &served.about))
+    Ok(of_model(&served.json(), &served.about))
 }
 
 async fn complete(

@@ -5,7 +5,7 @@ use daemon::Row;
 use model::ModelConfig;
 use nn::{Evaluator, ModelError, Session};
 use protocol::{Digest, RunId, Window};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
@@ -121,7 +121,7 @@ impl Served {
 
     /// Returns the model as `/v1/models` lists it.
     pub fn json(&self) -> Value {
-        crate::answer::model(&self.about)
+        self.about.json()
     }
 
     /// Returns the maximum size of a text's cache, in bytes; `None` for a device without a cache.
@@ -136,6 +136,21 @@ impl Served {
 
     pub(crate) fn vocab(&self) -> usize {
         self.evaluator.config().vocab
+    }
+}
+
+impl About {
+    /// The model as `/v1/models` lists it.
+    pub(crate) fn json(&self) -> Value {
+        let mut mettle = json!({ "weights_root": self.weights_root });
+        if let Some(of) = &self.of_run {
+            (mettle["run"], mettle["window"]) = (json!(of.run), json!(of.window.0));
+            mettle["lineage"] = json!(of.lineage);
+        }
+        json!({
+            "id": self.name, "object": "model", "created": self.created, "owned_by": "mettle",
+            "max_model_len": self.seq_len, "mettle": mettle,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Profile, Profiler, SPANS_MAX, check_output};
 use crate::{
-    cli::{self, Start},
+    start::{self, Start},
     strategy::DefaultStrategy,
     train,
 };
@@ -117,7 +117,7 @@ impl ProfileArgs {
         };
         let over = profiler.clone();
         let enough = Box::pin(async move { over.windows_over().await });
-        cli::mine_until(start, Box::new(|_| Box::new(DefaultStrategy)), enough).await
+        start::mine_until(start, Box::new(|_| Box::new(DefaultStrategy)), enough).await
     }
 
     /// Trains `model` for the requested steps, or until Ctrl-C. A step that still runs then ends with the process.

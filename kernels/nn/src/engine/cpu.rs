@@ -10,14 +10,13 @@
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
 use super::{
-    Blocks, Engine, Gradients, KvCache, RankEngine, Read, Reduce,
     stacks::{LayerStacks, Stack, Stacks, ranges, stacks},
-    take, take_mut,
+    traits::{Blocks, Engine, Gradients, KvCache, RankEngine, Read, Reduce},
 };
 use crate::{
     ModelError, StepParams,
     batch::Batch,
-    estimate::keep_freed_memory,
+    estimate::LOGITS_MAX,
     layers::{
         attention, cross_entropy,
         matmul::{Mat, MatMut, Threads, Write, few_rows, matmul},
@@ -25,14 +24,14 @@ use crate::{
         rope::{self, Angles, Rotation},
         swiglu,
     },
+    memory::keep_freed_memory,
     optim::{self, Tensor, muon, norm},
+    slices::{take, take_mut},
 };
 use model::{ModelConfig, Recipe};
 use rayon::prelude::*;
 use std::{borrow::Cow, ops::Range};
 
-/// Maximum number of logits in memory at once: 4 MiB.
-pub(crate) const LOGITS_MAX: usize = 1 << 20;
 /// Maximum number of tokens that are evaluated at once. More would not be faster.
 const TOKENS_MAX: usize = 2048;
 

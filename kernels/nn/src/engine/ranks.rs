@@ -21,11 +21,12 @@
 //! next step then reconnects. If a batch gives NaN or infinity twice, rank 0 computes it alone: a finite result means
 //! that a rank is faulty.
 
-use super::{Blocks, Engine, GpuExchange, Gradients, RankEngine, ReadPart, check_len, take};
+use super::traits::{Blocks, Engine, GpuExchange, Gradients, RankEngine, ReadPart};
 use crate::{
     ModelError, StepParams,
     collective::{Collective, CollectiveError},
     optim::{self, Tensor, muon, norm},
+    slices::{check_len, take},
 };
 use model::{ModelConfig, Optimiser, Recipe};
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,7 @@
 //! A kernel that calls them does not compile on a machine with only the driver. Sums, products, division, roots and
 //! rounding are the GPU's own instructions.
 
-use super::{Array, Gpu, GpuError, Precision, Result, VALUES_MAX};
-use crate::DeviceName;
+use super::array::{Array, GpuError, Result, VALUES_MAX};
 use cubecl::prelude::*;
 
 /// Default number of units of a cube.
@@ -39,15 +38,6 @@ pub(crate) fn line(units: usize) -> CubeDim {
 /// Returns the largest vector length, at most four, that divides all these widths.
 pub(crate) fn lanes(widths: &[usize]) -> usize {
     [4, 2].into_iter().find(|lanes| widths.iter().all(|width| width.is_multiple_of(*lanes))).unwrap_or(1)
-}
-
-impl Gpu {
-    /// Returns [`lanes`] for arrays of this precision: up to 16 bytes if the device has vectors of more than four
-    /// values.
-    pub(crate) fn lanes(&self, precision: Precision, widths: &[usize]) -> usize {
-        let wide = precision != Precision::F32 && matches!(self.device.name, DeviceName::Cuda(_));
-        if wide && widths.iter().all(|width| width.is_multiple_of(8)) { 8 } else { lanes(widths) }
-    }
 }
 
 /// Returns the units of a cube for a row of `vectors`: a power of two from 32 to [`UNITS`].

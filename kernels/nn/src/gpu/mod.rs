@@ -6,41 +6,30 @@
 //! `f32`. The order of additions depends only on shapes, and on CUDA on the installed libraries: one machine gives the
 //! same bits every time.
 
+mod array;
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvidia;
 mod pointwise;
 mod sum_of_squares;
+mod view;
 
-pub use crate::{
-    Precision,
-    layers::{
-        embedding::gpu::{Segments, Tokens},
-        rope::gpu::GpuAngles,
-    },
-};
+pub use crate::Precision;
+pub(crate) use array::argument;
+pub use array::{Array, GpuError, Result, VALUES_MAX};
+pub(crate) use view::Batch;
+pub use view::View;
 
 #[cfg(feature = "cuda")]
 use crate::KernelSet;
-use crate::{Device, DeviceError, DeviceMemory, DeviceName, layers::attention::SCORES};
+use crate::{Device, DeviceError, DeviceName, layers::attention::SCORES, memory::DeviceMemory};
+use array::BLOCK;
 #[cfg(feature = "vulkan")]
 use cubecl::device::WgpuDeviceKind;
-use cubecl::{
-    MemoryScope,
-    bytes::Bytes,
-    client::Client,
-    ir::{ElemType, FloatKind},
-    prelude::{BufferArg, CubeElement},
-    server::{Handle, IoError, LaunchError, ServerError},
-};
+use cubecl::{MemoryScope, bytes::Bytes, client::Client, prelude::CubeElement, server::Handle};
 use cubecl_environment::stream::{StreamPolicy, set_policy};
-use launch::UNITS;
+use launch::{UNITS, lanes};
 use std::ops::{Deref, Range};
-
-/// Maximum length of an array. Indices have 32 bits, and the last units of a launch have indices beyond the end.
-pub const VALUES_MAX: usize = (1 << 32) - (1 << 25);
-/// Arrays are whole blocks of this many bytes, so that a vector of any width fits.
-const BLOCK: usize = 16;
 
 /// An opened GPU with the features that the kernels need. A clone is the same GPU.
 #[derive(Clone)]
@@ -53,104 +42,6 @@ pub struct Gpu {
     pub(crate) scores: usize,
     #[cfg(feature = "cuda")]
     pub(crate) nvidia: Option<std::sync::Arc<nvidia::Nvidia>>,
-}
-
-/// Reason why a GPU operation failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GpuError {
-    #[error("there are {got} values, where {expected} are needed")]
-    WrongLength { expected: usize, got: usize },
-    #[error("the values are {got:?}, and here they must be {expected:?}")]
-    Precision { expected: Precision, got: Precision },
-    #[error("an array or matrix has more than {max} values")]
-    TooLong { max: usize },
-    #[error(
-        "a part of an array begins at value {first}, and on this device it must be a multiple of {alignment}"
-    )]
-    Misplaced { first: usize, alignment: usize },
-    #[error("the device has no memory for {bytes} bytes more")]
-    OutOfMemory { bytes: u64 },
-    #[error("token {token} at {position} is outside the vocabulary of {vocab}")]
-    Token { position: usize, token: u32, vocab: usize },
-    #[error("the device failed: {0}")]
-    Device(String),
-}
-
-/// Result of a GPU operation.
-pub type Result<T = (), E = GpuError> = std::result::Result<T, E>;
-
-/// Values on a GPU. A clone is the same memory.
-#[derive(Clone)]
-pub struct Array {
-    handle: Handle,
-    /// Number of bytes from the first value to the handle's end.
-    bytes: usize,
-    len: usize,
-    precision: Precision,
-}
-
-impl Precision {
-    pub(crate) fn element(self) -> ElemType {
-        ElemType::Float(match self {
-            Precision::F32 => FloatKind::F32,
-            Precision::Bf16 => FloatKind::BF16,
-            Precision::F16 => FloatKind::F16,
-        })
-    }
-}
-
-impl Array {
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    pub fn precision(&self) -> Precision {
-        self.precision
-    }
-
-    pub(crate) fn handle(&self) -> &Handle {
-        &self.handle
-    }
-
-    pub(crate) fn element(&self) -> ElemType {
-        self.precision.element()
-    }
-
-    /// Returns the array as a kernel's argument, in vectors of `lanes` values.
-    pub(crate) fn vectors(&self, lanes: usize) -> BufferArg {
-        argument(&self.handle, self.len / lanes)
-    }
-
-    /// Returns the array, which must be `f32`, as a kernel's argument.
-    pub(crate) fn f32s(&self, lanes: usize) -> Result<BufferArg> {
-        self.expect_precision(Precision::F32)?;
-        Ok(self.vectors(lanes))
-    }
-
-    pub(crate) fn expect_precision(&self, expected: Precision) -> Result {
-        if self.precision != expected {
-            return Err(GpuError::Precision { expected, got: self.precision });
-        }
-        Ok(())
-    }
-
-    pub(crate) fn expect_len(&self, expected: usize) -> Result {
-        if self.len != expected {
-            return Err(GpuError::WrongLength { expected, got: self.len });
-        }
-        Ok(())
-    }
-}
-
-/// Returns a buffer of `len` elements as a kernel's argument.
-pub(crate) fn argument(handle: &Handle, len: usize) -> BufferArg {
-    // SAFETY: this crate allocates every buffer for at least the number of elements of its launch, and kernels check
-    // their indices against that number.
-    unsafe { BufferArg::from_raw_parts(handle.clone(), len.max(1)) }
 }
 
 /// Returns the number of discrete GPUs that Vulkan lists.
@@ -186,8 +77,7 @@ fn nvidia(client: &Client, device: Device) -> Result<Option<std::sync::Arc<nvidi
     if device.kernels == Some(KernelSet::Portable) {
         return Ok(None);
     }
-    let nvidia = nvidia::Nvidia::of(client, index)
-        .map_err(|error| DeviceError::Failed { device, why: error.to_string() })?;
+    let nvidia = nvidia::Nvidia::of(client, index).map_err(|error| error.on(device))?;
     if device.kernels == Some(KernelSet::Nvidia) && !nvidia.is_complete() {
         let what = "libcublasLt.so.13 or libnvrtc.so.13 (pip install nvidia-cublas nvidia-cuda-nvrtc, and name \
                     their directory in LD_LIBRARY_PATH)";
@@ -271,20 +161,24 @@ impl Gpu {
         self.client.properties().supports_type(precision.element())
     }
 
+    /// Returns [`lanes`] for arrays of this precision: up to 16 bytes if the device has vectors of more than four
+    /// values.
+    pub(crate) fn lanes(&self, precision: Precision, widths: &[usize]) -> usize {
+        let wide = precision != Precision::F32 && matches!(self.device.name, DeviceName::Cuda(_));
+        if wide && widths.iter().all(|width| width.is_multiple_of(8)) { 8 } else { lanes(widths) }
+    }
+
     /// Allocates an array of `len` values without writing it. Its memory is never moved or merged with another's.
     ///
     /// # Errors
     /// If the device has no buffer of that size.
     pub fn array(&self, len: usize, precision: Precision) -> Result<Array> {
-        let bytes = self.check_size(len, precision)?;
-        let handle = self.client.memory_persistent_allocation((), |()| self.client.empty(bytes));
-        Ok(Array { handle, bytes, len, precision })
+        Array::persistent(&self.client, len, precision)
     }
 
     /// Allocates an array from a pool, to which its memory returns when it is dropped.
     pub(crate) fn temporary(&self, len: usize, precision: Precision) -> Result<Array> {
-        let bytes = self.check_size(len, precision)?;
-        Ok(Array { handle: self.client.empty(bytes), bytes, len, precision })
+        Array::temporary(&self.client, len, precision)
     }
 
     /// Copies values to the device, each rounded to the nearest of `precision`, ties to even.
@@ -292,9 +186,7 @@ impl Gpu {
     /// # Errors
     /// Same as [`Gpu::array`].
     pub fn upload(&self, values: &[f32], precision: Precision) -> Result<Array> {
-        let array = self.array(values.len(), precision)?;
-        self.overwrite(&array, values)?;
-        Ok(array)
+        Array::upload(&self.client, values, precision)
     }
 
     /// Copies values into an array, rounded as [`Gpu::upload`] does.
@@ -302,19 +194,7 @@ impl Gpu {
     /// # Errors
     /// If the lengths differ.
     pub fn overwrite(&self, array: &Array, values: &[f32]) -> Result {
-        array.expect_len(values.len())?;
-        let bytes = match array.precision {
-            Precision::F32 => f32::as_bytes(values).to_vec(),
-            narrow => {
-                let mut bytes = Vec::with_capacity(narrow.bytes() * values.len());
-                narrow.encode(values, &mut bytes);
-                bytes
-            }
-        };
-        if !bytes.is_empty() {
-            self.client.write(&array.handle, Bytes::from_bytes_vec(bytes));
-        }
-        Ok(())
+        array.overwrite(&self.client, values)
     }
 
     /// Copies values from the device, after all queued work.
@@ -322,11 +202,7 @@ impl Gpu {
     /// # Errors
     /// If earlier work failed.
     pub fn download(&self, array: &Array) -> Result<Vec<f32>> {
-        let bytes = self.read(&array.handle)?;
-        let bytes = &bytes[..array.len * array.precision.bytes()];
-        let mut values = Vec::with_capacity(array.len);
-        array.precision.decode(bytes, &mut values);
-        Ok(values)
+        Ok(array.decode(&self.read(&array.handle)?))
     }
 
     /// Appends some values of an `f32` array. Waits for the device.
@@ -381,18 +257,6 @@ impl Gpu {
         Ok(Array { handle, bytes: size, len, precision: array.precision })
     }
 
-    /// Returns the bytes of an array, if the device has buffers of that size.
-    fn check_size(&self, len: usize, precision: Precision) -> Result<usize> {
-        if len > VALUES_MAX {
-            return Err(GpuError::TooLong { max: VALUES_MAX });
-        }
-        let bytes = (len * precision.bytes()).next_multiple_of(BLOCK).max(BLOCK);
-        if bytes as u64 > self.client.properties().memory.max_page_size {
-            return Err(GpuError::OutOfMemory { bytes: bytes as u64 });
-        }
-        Ok(bytes)
-    }
-
     /// Returns a buffer with these words, at least one.
     pub(crate) fn words(&self, words: &[u32]) -> Handle {
         self.client.create_from_slice(u32::as_bytes(if words.is_empty() { &[0] } else { words }))
@@ -407,20 +271,5 @@ impl Gpu {
         let bytes = self.client.read_one(handle.clone());
         self.check()?;
         Ok(bytes?)
-    }
-}
-
-/// Out of memory is a separate error, because a user can change settings.
-impl From<ServerError> for GpuError {
-    fn from(error: ServerError) -> GpuError {
-        match &error {
-            ServerError::Io(IoError::OutOfMemory { size, .. } | IoError::BufferTooBig { size, .. }) => {
-                GpuError::OutOfMemory { bytes: *size }
-            }
-            ServerError::Launch(LaunchError::OutOfMemory { .. }) => GpuError::OutOfMemory { bytes: 0 },
-            ServerError::Unwritten { root, .. } => GpuError::from((**root).clone()),
-            ServerError::Several { errors, .. } if !errors.is_empty() => GpuError::from(errors[0].clone()),
-            _ => GpuError::Device(error.to_string()),
-        }
     }
 }

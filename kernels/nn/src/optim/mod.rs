@@ -5,7 +5,7 @@ pub mod muon;
 pub mod norm;
 pub mod state;
 
-use crate::engine::take_mut;
+use crate::slices::take_mut;
 use adamw::{Coefficients, Parameter};
 use model::{ModelConfig, Optimiser, Recipe};
 

@@ -5,7 +5,7 @@
 //! shown without them.
 
 use crate::{
-    account::NetworkFlags,
+    network_flags::NetworkFlags,
     output::Output,
     plan::{
         self,

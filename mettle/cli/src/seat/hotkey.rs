@@ -1,6 +1,6 @@
 //! `mettle rotate-key`: changes a seat's hotkey.
 
-use super::{ColdkeyFlags, Seat};
+use super::session::{ColdkeyFlags, Seat};
 use crate::{
     keys,
     output::Output,

@@ -1,6 +1,6 @@
 //! `mettle claim` and `mettle set-payout`: a seat's pay.
 
-use super::{ColdkeyFlags, Seat};
+use super::session::{ColdkeyFlags, Seat};
 use crate::{
     output::Output,
     signing::{ConfirmArgs, OnBehalf, Signer, SigningSession, TransactionPlan, units},

@@ -1,6 +1,6 @@
 //! `mettle proxy`: authorises another key to act for the coldkey.
 
-use super::ColdkeyFlags;
+use super::session::ColdkeyFlags;
 use crate::{
     help,
     output::Output,

@@ -1,8 +1,7 @@
 //! `mettle register`: registers a seat.
 
-use super::{ColdkeyFlags, required_key};
+use super::session::{ColdkeyFlags, required_key};
 use crate::{
-    init::HOTKEY_FUNDS,
     output::Output,
     signing::{self, ConfirmArgs, OnBehalf, RunSession, TransactionPlan, check_bucket},
 };
@@ -16,6 +15,9 @@ use daemon::{config::ChainFlags, open};
 use protocol::Role;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+
+/// The balance for fees that the hotkey gets.
+pub(crate) const HOTKEY_FUNDS: Amount = Amount(Amount::mtl(1).0 / 10);
 
 /// Register a seat; its coldkey pays the price and the stake
 ///

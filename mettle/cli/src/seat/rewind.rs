@@ -1,6 +1,6 @@
 //! `mettle rewind`: a validator's vote to return to an earlier checkpoint.
 
-use super::{ColdkeyFlags, Seat};
+use super::session::{ColdkeyFlags, Seat};
 use crate::{output::Output, signing::TransactionPlan};
 use anyhow::ensure;
 use chain_client::Call;

@@ -1,6 +1,6 @@
 //! `mettle stake`, `unstake` and `withdraw`: a seat's stake.
 
-use super::{ColdkeyFlags, Seat};
+use super::session::{ColdkeyFlags, Seat};
 use crate::{
     output::Output,
     signing::{RunSession, TransactionPlan, freed, units},

@@ -2,25 +2,25 @@
 //! ranks. A rank's own GPU adds up the received gradients in the order of ranks. So the bits are those of the exchange
 //! through the machines' memory.
 
-use super::failed;
 use crate::{
     ModelError, Precision,
-    collective::Watch,
-    engine::{GpuExchange, ROUND, parts_of},
+    collective::error::Watch,
+    engine::{ranks::ROUND, traits::GpuExchange},
     gpu::{Array, Gpu, GpuError, Result},
+    slices::parts_of,
 };
 use std::ops::Range;
 
 /// Some values of an `f32` array, sent to or received from a rank.
 #[derive(Clone)]
-pub(crate) struct Part<'a> {
+pub(super) struct Part<'a> {
     pub peer: usize,
     pub array: &'a Array,
     pub range: Range<usize>,
 }
 
 /// Moves values between the GPUs of ranks: by NCCL, or in tests through the machine's memory.
-pub(crate) trait Transport: Send {
+pub(super) trait Transport: Send {
     /// Sends and receives all of these parts, after the work that is queued on `gpu`, and waits until it is done. Each
     /// sent part matches a received part of the same length; parts between two ranks have the same order on both. A
     /// rank may send to itself.
@@ -69,7 +69,7 @@ impl<T: Transport> ArrayExchange<T> {
     }
 
     fn failed(&self, error: &GpuError) -> ModelError {
-        failed(self.gpu.device(), error)
+        error.on(self.gpu.device()).into()
     }
 }
 

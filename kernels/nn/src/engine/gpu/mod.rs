@@ -15,23 +15,23 @@
 #[cfg(any(feature = "cuda", test))]
 mod exchange;
 mod network;
+mod passes;
+#[cfg(feature = "cuda")]
+mod peers;
 mod workspace;
 
-#[cfg(feature = "cuda")]
-pub(crate) use exchange::{Part, Transport};
-
 use super::{
-    Blocks, Engine, Gradients, RankEngine, Reduce, parts_of,
     stacks::{Stack, of_layer, ranges, stacks},
-    take, take_mut,
+    traits::{Blocks, Engine, Gradients, RankEngine, Reduce},
 };
 use crate::{
-    Device, DeviceError, DeviceMemory, MemoryEstimate, ModelError, Precision, StepParams,
+    Device, DeviceMemory, MemoryEstimate, ModelError, Precision, StepParams,
     batch::Batch,
     estimate,
     gpu::{Array, GpuError, Result},
     layers::matmul::Write,
     optim::{adamw::Coefficients, weight_decay},
+    slices::{parts_of, take, take_mut},
 };
 use model::{ModelConfig, Recipe};
 use network::{Network, Weight};
@@ -119,7 +119,7 @@ impl GpuEngine {
         let network = Network::open(config, device, precision)?;
         let explain = |error: &GpuError| match recipe {
             Some(recipe) => explained(config, recipe, ranks, device, error),
-            None => failed(device, error),
+            None => error.on(device).into(),
         };
         let made = || -> Result<_> {
             let weights = network.weights()?;
@@ -137,7 +137,7 @@ impl GpuEngine {
     }
 
     fn failed(&self, error: &GpuError) -> ModelError {
-        failed(self.network.gpu.device(), error)
+        error.on(self.network.gpu.device()).into()
     }
 
     fn check_current(&self) -> Result<(), ModelError> {
@@ -489,9 +489,9 @@ impl RankEngine for GpuEngine {
     fn connect_gpus(
         &self,
         membership: &crate::nccl::Membership,
-        watch: &mut crate::collective::Watch<'_>,
-    ) -> Result<Box<dyn super::GpuExchange>, ModelError> {
-        let peers = crate::gpu::nvidia::peers::Peers::connect(&self.network.gpu, membership, watch)?;
+        watch: &mut crate::collective::error::Watch<'_>,
+    ) -> Result<Box<dyn super::traits::GpuExchange>, ModelError> {
+        let peers = peers::Peers::connect(&self.network.gpu, membership, watch)?;
         Ok(Box::new(self.exchange_by(peers, [membership.rank, membership.ranks])?))
     }
 }
@@ -515,12 +515,8 @@ fn explained(
         GpuError::TooLong { .. } if 1 < sequences_at_once(recipe) => {
             MemoryEstimate::ran_out(config, recipe, device, None).into()
         }
-        other => failed(device, other),
+        other => other.on(device).into(),
     }
-}
-
-fn failed(device: Device, error: &GpuError) -> ModelError {
-    DeviceError::Failed { device, why: error.to_string() }.into()
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! Attention by `layers/attention/flash.cu`, compiled for one width of heads.
 
-use super::{Nvidia, failed};
+use super::queue::{Queue, failed};
 use crate::{
-    gpu::{Array, Gpu, Precision, Result},
+    gpu::array::{Array, Result},
     layers::attention::{Shape, backward, forward},
+    precision::Precision,
 };
+use cubecl::client::Client;
 use cudarc::{
     driver::{result as cuda, sys},
     nvrtc::{result as nvrtc, sys as nvrtc_sys},
@@ -13,7 +15,7 @@ use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_void},
     ptr::from_ref,
-    sync::{Arc, Mutex, Once, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 const SOURCE: &CStr = {
@@ -143,69 +145,62 @@ fn compile(width: usize, variant: &[String]) -> Result<Vec<u8>> {
     }
 }
 
-impl Nvidia {
-    /// Computes [`Gpu::attention`] of checked arrays. Returns whether there are kernels for it.
+/// Returns whether there are kernels for such rows, on some device.
+pub(super) fn supports(shape: &Shape, rows: &Array) -> bool {
+    rows.precision() == Precision::Bf16
+        && WIDTHS.contains(&shape.head_width)
+        && Call::new(shape, rows).sequences <= SEQUENCES_MAX
+}
+
+impl Compiler {
+    /// Computes `Gpu::attention` of checked arrays. Returns whether there are kernels for it.
     ///
     /// # Errors
     /// If the device fails.
     pub fn attention(
         &self,
-        gpu: &Gpu,
+        queue: &Queue,
+        client: &Client,
         shape: &Shape,
         rows: &Array,
         out: &Array,
         log_sums: &Array,
     ) -> Result<bool> {
-        let Some(kernels) = self.kernels(gpu, shape, rows)? else { return Ok(false) };
-        self.forward(kernels, shape, rows, out, log_sums);
+        let Some(kernels) = self.kernels(queue, client, shape.head_width)? else { return Ok(false) };
+        forward_by(queue, kernels, shape, rows, out, log_sums);
         Ok(true)
     }
 
-    /// Computes [`Gpu::attention_backward`] of checked arrays. Returns whether there are kernels for it.
+    /// Computes `Gpu::attention_backward` of checked arrays. Returns whether there are kernels for it.
     ///
     /// # Errors
     /// If the device fails or has too little memory.
     pub fn attention_backward(
         &self,
-        gpu: &Gpu,
+        queue: &Queue,
+        client: &Client,
         shape: &Shape,
         arrays: [&Array; 4],
         grad_rows: &Array,
     ) -> Result<bool> {
-        let Some(kernels) = self.kernels(gpu, shape, arrays[0])? else { return Ok(false) };
-        self.backward(kernels, gpu, shape, arrays, grad_rows)?;
+        let Some(kernels) = self.kernels(queue, client, shape.head_width)? else { return Ok(false) };
+        backward_by(queue, kernels, client, shape, arrays, grad_rows)?;
         Ok(true)
     }
 
-    /// Returns the kernels for such rows: the first variant that passes the check on this device with this compiler.
-    fn kernels(&self, gpu: &Gpu, shape: &Shape, rows: &Array) -> Result<Option<Arc<Kernels>>> {
-        let width = shape.head_width;
-        if rows.precision() != Precision::Bf16
-            || !WIDTHS.contains(&width)
-            || Call::new(shape, rows).sequences > SEQUENCES_MAX
-        {
+    /// Returns the kernels for heads of this width: the first variant that passes the check on this device with this
+    /// compiler.
+    fn kernels(&self, queue: &Queue, client: &Client, width: usize) -> Result<Option<Arc<Kernels>>> {
+        if self.arch < AMPERE {
             return Ok(None);
         }
-        let Some(compiler) = &self.attention else {
-            static WARNED: Once = Once::new();
-            WARNED.call_once(|| {
-                tracing::warn!(
-                    "libnvrtc.so.13 cannot be loaded: attention takes several times as long. Install it (pip install \
-                     nvidia-cuda-nvrtc) and name its directory in LD_LIBRARY_PATH"
-                );
-            });
-            return Ok(None);
-        };
-        if compiler.arch < AMPERE {
-            return Ok(None);
-        }
-        let mut compiled = compiler.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = compiled.get(&width) {
             return Ok(kernels.clone());
         }
-        super::enter(self.queue.context)?;
+        queue.enter()?;
         let mut right = None;
-        for variant in compiler.variants() {
+        for variant in self.variants() {
             let kernels = compile(width, &variant).and_then(|image| Kernels::load(&image, width));
             let kernels = match kernels {
                 Ok(kernels) => Arc::new(kernels),
@@ -214,7 +209,7 @@ impl Nvidia {
                     continue;
                 }
             };
-            let error = self.error(&kernels, gpu, width)?;
+            let error = self.error(&kernels, queue, client, width)?;
             if error <= ERROR_MAX {
                 right = Some(kernels);
                 break;
@@ -227,7 +222,7 @@ impl Nvidia {
 
     /// Returns the error of these kernels against the CPU's on a small example: the largest relative error of outputs,
     /// log-sums and gradients, by their Euclidean norms.
-    fn error(&self, kernels: &Arc<Kernels>, gpu: &Gpu, width: usize) -> Result<f64> {
+    fn error(&self, kernels: &Arc<Kernels>, queue: &Queue, client: &Client, width: usize) -> Result<f64> {
         let shape = Shape { seq_len: 3 * TILE + 9, heads: 4, kv_heads: 2, head_width: width };
         let count = 2 * shape.seq_len;
         let (of_rows, of_out) = (count * shape.row_width(), count * shape.heads * width);
@@ -240,18 +235,24 @@ impl Nvidia {
         let queries = shape.heads * width;
         let of_query = |at: usize| at % shape.row_width() < queries;
         let scale = |at: usize| if of_query(at) { 1.0 / (width as f32).sqrt() } else { 1.0 };
+        let download = |array: &Array| -> Result<Vec<f32>> {
+            let bytes = client.read_one(array.handle().clone());
+            queue.check()?;
+            Ok(array.decode(&bytes?))
+        };
+        let array = |len, precision| Array::persistent(client, len, precision);
         let rounded = |values: Vec<f32>| -> Result<(Array, Vec<f32>)> {
-            let array = gpu.upload(&values, Precision::Bf16)?;
-            let values = gpu.download(&array)?;
+            let array = Array::upload(client, &values, Precision::Bf16)?;
+            let values = download(&array)?;
             Ok((array, values))
         };
         let (rows, row_values) = rounded((0..of_rows).map(|at| noise(1, at) * scale(at)).collect())?;
         let (grad_out, grad_values) = rounded((0..of_out).map(|at| noise(2, at)).collect())?;
-        let (out, grad_rows) = (gpu.array(of_out, Precision::Bf16)?, gpu.array(of_rows, Precision::Bf16)?);
-        let log_sums = gpu.array(count * shape.heads, Precision::F32)?;
-        self.forward(Arc::clone(kernels), &shape, &rows, &out, &log_sums);
+        let (out, grad_rows) = (array(of_out, Precision::Bf16)?, array(of_rows, Precision::Bf16)?);
+        let log_sums = array(count * shape.heads, Precision::F32)?;
+        forward_by(queue, Arc::clone(kernels), &shape, &rows, &out, &log_sums);
         let arrays = [&rows, &out, &log_sums, &grad_out];
-        self.backward(Arc::clone(kernels), gpu, &shape, arrays, &grad_rows)?;
+        backward_by(queue, Arc::clone(kernels), client, &shape, arrays, &grad_rows)?;
 
         let (mut mixed, mut sums) = (vec![0.0; of_out], vec![0.0; count * shape.heads]);
         let mut grads = vec![0.0; of_rows];
@@ -259,7 +260,7 @@ impl Nvidia {
         backward(&shape, &row_values, &mixed, &sums, &grad_values, &mut grads);
         let mut worst = 0.0f64;
         for (got, expected) in [(&out, &mixed), (&log_sums, &sums), (&grad_rows, &grads)] {
-            let got = gpu.download(got)?;
+            let got = download(got)?;
             let squares =
                 |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
             let apart = squares(&mut got.iter().zip(expected).map(|(one, other)| f64::from(one - other)));
@@ -269,42 +270,49 @@ impl Nvidia {
         }
         Ok(worst)
     }
+}
 
-    fn forward(&self, kernels: Arc<Kernels>, shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) {
-        let call = Call::new(shape, rows);
-        self.submit([rows, out, log_sums], move |[rows, out, log_sums], stream| {
-            let mut arguments = [rows, out, log_sums].map(Argument::Address).to_vec();
-            arguments.extend(call.sizes());
-            call.launch(kernels.forward, call.of_queries(), [OWNED, 0], &arguments, stream)
-        });
-    }
+fn forward_by(
+    queue: &Queue,
+    kernels: Arc<Kernels>,
+    shape: &Shape,
+    rows: &Array,
+    out: &Array,
+    log_sums: &Array,
+) {
+    let call = Call::new(shape, rows);
+    queue.submit([rows, out, log_sums], move |[rows, out, log_sums], stream| {
+        let mut arguments = [rows, out, log_sums].map(Argument::Address).to_vec();
+        arguments.extend(call.sizes());
+        call.launch(kernels.forward, call.of_queries(), [OWNED, 0], &arguments, stream)
+    });
+}
 
-    fn backward(
-        &self,
-        kernels: Arc<Kernels>,
-        gpu: &Gpu,
-        shape: &Shape,
-        [rows, out, log_sums, grad_out]: [&Array; 4],
-        grad_rows: &Array,
-    ) -> Result {
-        let call = Call::new(shape, rows);
-        let means = gpu.temporary(log_sums.len(), Precision::F32)?;
-        let arrays = [rows, out, log_sums, grad_out, &means, grad_rows];
-        self.submit(arrays, move |[rows, out, log_sums, grad_out, means, grad_rows], stream| {
-            let heads = call.sequences * call.shape.seq_len * call.shape.heads;
-            let [seq_len, of_row, _] = call.sizes();
-            let mut arguments = [out, grad_out, means].map(Argument::Address).to_vec();
-            arguments.extend([seq_len, of_row, Argument::Address(heads as u64)]);
-            let threads = heads * call.shape.head_width / 8;
-            let cubes = [threads.div_ceil(32 * WARPS), 1, 1];
-            call.launch(kernels.means, cubes, [0, 0], &arguments, stream)?;
-            let mut arguments = [rows, grad_out, log_sums, means, grad_rows].map(Argument::Address).to_vec();
-            arguments.extend(call.sizes());
-            call.launch(kernels.queries, call.of_queries(), [2 * OWNED, 0], &arguments, stream)?;
-            call.launch(kernels.keys, call.of_keys(), [2 * OWNED, 4 * TILE], &arguments, stream)
-        });
-        Ok(())
-    }
+fn backward_by(
+    queue: &Queue,
+    kernels: Arc<Kernels>,
+    client: &Client,
+    shape: &Shape,
+    [rows, out, log_sums, grad_out]: [&Array; 4],
+    grad_rows: &Array,
+) -> Result {
+    let call = Call::new(shape, rows);
+    let means = Array::temporary(client, log_sums.len(), Precision::F32)?;
+    let arrays = [rows, out, log_sums, grad_out, &means, grad_rows];
+    queue.submit(arrays, move |[rows, out, log_sums, grad_out, means, grad_rows], stream| {
+        let heads = call.sequences * call.shape.seq_len * call.shape.heads;
+        let [seq_len, of_row, _] = call.sizes();
+        let mut arguments = [out, grad_out, means].map(Argument::Address).to_vec();
+        arguments.extend([seq_len, of_row, Argument::Address(heads as u64)]);
+        let threads = heads * call.shape.head_width / 8;
+        let cubes = [threads.div_ceil(32 * WARPS), 1, 1];
+        call.launch(kernels.means, cubes, [0, 0], &arguments, stream)?;
+        let mut arguments = [rows, grad_out, log_sums, means, grad_rows].map(Argument::Address).to_vec();
+        arguments.extend(call.sizes());
+        call.launch(kernels.queries, call.of_queries(), [2 * OWNED, 0], &arguments, stream)?;
+        call.launch(kernels.keys, call.of_keys(), [2 * OWNED, 4 * TILE], &arguments, stream)
+    });
+    Ok(())
 }
 
 /// A kernel's argument, of 8 or 4 bytes.

@@ -1,10 +1,15 @@
 //! Matrix products by cuBLASLt.
 
-use super::{Nvidia, failed};
+use super::queue::{Queue, failed};
 use crate::{
-    gpu::{Array, Gpu, Precision, Result},
-    layers::matmul::gpu::{Batch, View},
+    estimate::WORKSPACE,
+    gpu::{
+        array::{Array, Result},
+        view::{Batch, View},
+    },
+    precision::Precision,
 };
+use cubecl::client::Client;
 use cudarc::cublaslt::{result as lt, sys as lt_sys};
 use std::{
     collections::HashMap,
@@ -14,8 +19,6 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-/// Bytes of workspace for a product: NVIDIA's recommendation for Hopper.
-const WORKSPACE: usize = crate::estimate::WORKSPACE;
 /// Oldest supported version: CUDA 12's.
 const VERSION_MIN: usize = 120_000;
 
@@ -88,16 +91,14 @@ impl Library {
         Ok(plan)
     }
 
-    fn workspace(&self, gpu: &Gpu) -> Result<&Array> {
+    fn workspace(&self, client: &Client) -> Result<&Array> {
         if let Some(workspace) = self.workspace.get() {
             return Ok(workspace);
         }
-        let workspace = gpu.array(WORKSPACE / 4, Precision::F32)?;
+        let workspace = Array::persistent(client, WORKSPACE / 4, Precision::F32)?;
         Ok(self.workspace.get_or_init(|| workspace))
     }
-}
 
-impl Nvidia {
     /// Computes `out ← lhs · rhs`, or with `added` `out ← out + lhs · rhs`, for `count` products whose results are
     /// contiguous in the first values of `out`. Returns whether the library supports them.
     ///
@@ -105,24 +106,24 @@ impl Nvidia {
     /// If the library fails.
     pub fn products(
         &self,
-        gpu: &Gpu,
+        queue: &Queue,
+        client: &Client,
         added: bool,
         count: usize,
         out: &Array,
         [lhs, rhs]: [Batch<'_>; 2],
     ) -> Result<bool> {
-        let Some(library) = &self.products else { return Ok(false) };
         // Needed on every thread: the heuristic uses the current device.
-        super::enter(self.queue.context)?;
-        let plan = library.plan(Key {
+        queue.enter()?;
+        let plan = self.plan(Key {
             count,
             operands: [Operand::new(&lhs), Operand::new(&rhs)],
             precision: [lhs.view.array.precision(), out.precision()],
         })?;
         let Some(plan) = plan else { return Ok(false) };
         let begin = [lhs, rhs].map(|it| (it.view.first * it.view.array.precision().bytes()) as u64);
-        let arrays = [lhs.view.array, rhs.view.array, out, library.workspace(gpu)?];
-        self.submit(arrays, move |[left, right, out, workspace], stream| {
+        let arrays = [lhs.view.array, rhs.view.array, out, self.workspace(client)?];
+        queue.submit(arrays, move |[left, right, out, workspace], stream| {
             let (one, previous) = (1.0f32, f32::from(u8::from(added)));
             // SAFETY: the caller has checked that the arrays have the lengths of the layouts.
             let done = unsafe {

@@ -13,12 +13,9 @@
 //! fits), writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
 
 use super::{Lengths, Shape, block_size};
-use crate::{
-    gpu::{
-        Array, Gpu, Precision, Result,
-        launch::{UNITS, area, cube_max, cube_sum, exp_of, grid, grid_of_units, lanes, line, ln, same},
-    },
-    layers::matmul::gpu::{Batch, View},
+use crate::gpu::{
+    Array, Batch, Gpu, Precision, Result, View,
+    launch::{UNITS, area, cube_max, cube_sum, exp_of, grid, grid_of_units, lanes, line, ln, same},
 };
 use cubecl::{ir::ElemType, prelude::*};
 use std::ops::Range;
@@ -222,7 +219,7 @@ impl Gpu {
         }
         #[cfg(feature = "cuda")]
         if let Some(nvidia) = &self.nvidia
-            && nvidia.attention(self, shape, rows, out, log_sums)?
+            && nvidia.attention(&self.client, shape, rows, out, log_sums)?
         {
             return Ok(());
         }
@@ -277,7 +274,7 @@ impl Gpu {
         }
         #[cfg(feature = "cuda")]
         if let Some(nvidia) = &self.nvidia
-            && nvidia.attention_backward(self, shape, [rows, out, log_sums, grad_out], grad_rows)?
+            && nvidia.attention_backward(&self.client, shape, [rows, out, log_sums, grad_out], grad_rows)?
         {
             return Ok(());
         }

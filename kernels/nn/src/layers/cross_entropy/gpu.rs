@@ -7,9 +7,12 @@
 //! Bytes per logit, `F` being 4 or 2: losses read `F`; losses and gradient read `2F` and write `F`. The second read
 //! hits the cache if the rows of all running cubes fit.
 
-use crate::gpu::{
-    Array, Gpu, GpuError, Result, Tokens,
-    launch::{UNITS, across, area, cube_max, cube_sum, exp, exp_of, grid, line, ln},
+use crate::{
+    gpu::{
+        Array, Gpu, GpuError, Result,
+        launch::{UNITS, across, area, cube_max, cube_sum, exp, exp_of, grid, line, ln},
+    },
+    layers::embedding::gpu::Tokens,
 };
 use cubecl::{ir::ElemType, prelude::*};
 

@@ -8,7 +8,7 @@
 
 use super::{Write, rows_at_once};
 use crate::gpu::{
-    Array, Gpu, GpuError, Precision, Result,
+    Array, Batch, Gpu, GpuError, Precision, Result, View,
     launch::{UNITS, grid_of_units, lanes, line},
 };
 use cubecl::{
@@ -23,76 +23,11 @@ use cubek_matmul::{
     multi_level::Strategy,
 };
 use cubek_std::InputBinding;
-use std::ops::Range;
 
 /// Minimum length of a side for tensor cores.
 const TILE: usize = 16;
 /// Smallest inner dimension for which two stages are loaded in turn.
 const TWO_STAGES: usize = 128;
-
-/// A read-only view of a matrix in an array: `rows` rows of `columns` values, `stride` values from row to row, the
-/// first at `first`; or its transpose.
-#[derive(Clone, Copy)]
-pub struct View<'a> {
-    pub array: &'a Array,
-    pub rows: usize,
-    pub columns: usize,
-    pub first: usize,
-    pub stride: usize,
-    pub transposed: bool,
-}
-
-impl<'a> View<'a> {
-    /// Returns a view of the first `rows · columns` values, row-major.
-    pub fn new(array: &'a Array, [rows, columns]: [usize; 2]) -> View<'a> {
-        View { array, rows, columns, first: 0, stride: columns, transposed: false }
-    }
-
-    #[must_use]
-    pub fn transposed(self) -> View<'a> {
-        View { transposed: !self.transposed, ..self }
-    }
-
-    /// Returns a view of some of the rows.
-    ///
-    /// # Panics
-    /// If the rows are out of bounds.
-    #[must_use]
-    pub fn of_rows(self, rows: Range<usize>) -> View<'a> {
-        assert!(
-            rows.start <= rows.end && rows.end <= self.shape()[0],
-            "{rows:?} of {} rows",
-            self.shape()[0]
-        );
-        match self.transposed {
-            false => View { first: self.first + rows.start * self.stride, rows: rows.len(), ..self },
-            true => View { first: self.first + rows.start, columns: rows.len(), ..self },
-        }
-    }
-
-    fn single(self) -> Batch<'a> {
-        Batch { view: self, between: self.rows * self.stride }
-    }
-
-    /// Returns the number of rows and of columns of the view.
-    pub fn shape(&self) -> [usize; 2] {
-        if self.transposed { [self.columns, self.rows] } else { [self.rows, self.columns] }
-    }
-}
-
-/// A batch of matrices, `between` values from one to the next.
-#[derive(Clone, Copy)]
-pub(crate) struct Batch<'a> {
-    pub view: View<'a>,
-    pub between: usize,
-}
-
-impl Batch<'_> {
-    #[must_use]
-    pub fn transposed(self) -> Self {
-        Batch { view: self.view.transposed(), ..self }
-    }
-}
 
 /// An algorithm for products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +159,7 @@ impl Gpu {
             for operand in operands.into_iter().chain([whole.single()]) {
                 self.binding(count, operand)?;
             }
-            return nvidia.products(self, write == Write::Add, count, out, operands);
+            return nvidia.products(&self.client, write == Write::Add, count, out, operands);
         }
         let _ = (write, count, out, operands);
         Ok(false)

@@ -5,7 +5,7 @@
 
 mod cpu;
 #[cfg(feature = "gpu")]
-pub(crate) mod gpu;
+pub mod gpu;
 pub mod reference;
 
 pub use cpu::{rotate, rotate_at};

@@ -8,15 +8,11 @@ use crate::measure::noise;
 use anyhow::Context as _;
 use nn::{
     Device, Precision,
-    gpu::{Array, Gpu},
+    gpu::{Array, Gpu, View},
     layers::{
         attention::{self, Shape},
         cross_entropy,
-        matmul::{
-            Mat, MatMut, Threads, Write,
-            gpu::{View, algorithms},
-            matmul,
-        },
+        matmul::{Mat, MatMut, Threads, Write, gpu::algorithms, matmul},
         rms_norm,
         rope::{self, Angles, Rotation},
         swiglu,

@@ -10,13 +10,10 @@ use kernels::measure::shortest;
 use model::Recipe;
 use nn::{
     Precision, StepParams,
-    gpu::{Array, Gpu, Result},
+    gpu::{Array, Gpu, Result, View},
     layers::{
         attention::Shape,
-        matmul::{
-            Write,
-            gpu::{Algorithm, View},
-        },
+        matmul::{Write, gpu::Algorithm},
         rope::{Angles, Rotation},
     },
     optim::adamw::Coefficients,

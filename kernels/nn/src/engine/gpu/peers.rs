@@ -1,22 +1,24 @@
 //! NCCL exchanges with the GPUs of other ranks on CubeCL's buffers.
 //!
 //! **Order.** An exchange starts after all of CubeCL's work, and ends before anything else is queued, so it needs no
-//! events. [`Gpu::finish`] waits for all CubeCL streams, including those of products and attention (`Nvidia::submit`);
+//! events. [`Gpu::finish`] waits for all CubeCL streams, including those of products and attention (`Queue::submit`);
 //! a wait for one stream would not. The exchange does not overlap with computation, like the one through the machine's
 //! memory.
 
-use super::{Server, enter, failed};
+use super::exchange::{Part, Transport};
 use crate::{
-    DeviceError, DeviceName, ModelError,
-    collective::Watch,
-    engine::gpu::{Part, Transport},
-    gpu::{Gpu, GpuError, Result},
+    DeviceName, ModelError,
+    collective::error::Watch,
+    gpu::{
+        Gpu, GpuError, Result,
+        nvidia::queue::{Server, enter, failed},
+    },
     nccl::{Communicator, Library, Membership, Message, NcclError, STOP_WITHIN},
 };
 use cudarc::driver::{result as cuda, sys};
 use std::time::{Duration, Instant};
 
-pub(crate) struct Peers {
+pub(super) struct Peers {
     communicator: Communicator,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -41,10 +43,10 @@ impl Peers {
             let context = unsafe { cuda::primary_ctx::retain(device) }.map_err(failed)?;
             enter(context).map(|()| context)
         };
-        let context = opened().map_err(|error| failed_on(gpu, &error))?;
+        let context = opened().map_err(|error| error.on(gpu.device()))?;
         let communicator = Communicator::connect(library, membership, watch)?;
         let stream = cuda::stream::create(cuda::stream::StreamKind::NonBlocking).map_err(failed);
-        let stream = stream.map_err(|error| failed_on(gpu, &error))?;
+        let stream = stream.map_err(|error| error.on(gpu.device()))?;
         Ok(Peers { communicator, context, stream })
     }
 
@@ -61,10 +63,6 @@ impl Peers {
         }
         has_stopped
     }
-}
-
-fn failed_on(gpu: &Gpu, error: &GpuError) -> ModelError {
-    DeviceError::Failed { device: gpu.device(), why: error.to_string() }.into()
 }
 
 /// Returns whether the stream, which must be alive, has no pending work.
@@ -85,7 +83,7 @@ impl Transport for Peers {
         receives: &[Part<'_>],
         watch: &mut Watch<'_>,
     ) -> Result<(), ModelError> {
-        let fail = |error| failed_on(gpu, &error);
+        let fail = |error: GpuError| error.on(gpu.device());
         gpu.finish().map_err(fail)?;
         // Handles that keep the buffers alive.
         let mut held = Vec::with_capacity(sends.len() + receives.len());
