@@ -54,13 +54,13 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference(home: &Path
     assert!(differences("inventor").iter().all(|what| what == "wrong-losses"), "{:?}", of("inventor"));
     assert!(!differences("inventor").is_empty(), "{:?}", of("inventor"));
     // A favoured friend: it has more weight than its scores give.
-    assert!(differences("favourer").contains(&"wrong-ballot".to_owned()), "{:?}", of("favourer"));
+    assert!(differences("favourer").contains(&"wrong-weight-vote".to_owned()), "{:?}", of("favourer"));
     let friend = *view.slots.last().expect("miners");
     let (posted, earned) = shares_of(&of("favourer"), friend).expect("it is about the friend");
     assert!(earned < posted, "of uid {friend}: {posted} {earned}");
     // Copied weights.
     assert!(
-        differences("weight-copier").iter().all(|what| what == "wrong-ballot"),
+        differences("weight-copier").iter().all(|what| what == "wrong-weight-vote"),
         "{:?}",
         of("weight-copier")
     );
@@ -218,6 +218,6 @@ fn differences_of(audited: &Value) -> Vec<String> {
 /// Returns a seat's share of the posted and of the earned weights, if these differ.
 fn shares_of(audited: &Value, uid: Uid) -> Option<(f64, f64)> {
     let list = audited["differences"].as_array()?;
-    let found = list.iter().map(|one| &one["difference"]["wrong-ballot"]).find(|one| one["uid"] == uid.0)?;
+    let found = list.iter().map(|one| &one["difference"]["wrong-weight-vote"]).find(|one| one["uid"] == uid.0)?;
     Some((found["posted_share"].as_f64()?, found["earned_share"].as_f64()?))
 }
