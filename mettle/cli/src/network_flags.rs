@@ -13,7 +13,7 @@ pub struct NetworkFlags {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     chain: Option<String>,
-    /// The hash of the chain's block 0; required but on a development chain.
+    /// The hash of the chain's block 0; required except on a development chain.
     #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     genesis: Option<GenesisHash>,
 }
