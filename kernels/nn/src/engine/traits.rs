@@ -101,9 +101,9 @@ pub type ReadPart<'a> = dyn FnMut(Range<usize>, &mut Vec<f32>) -> Result<(), Mod
 /// Function that receives the gradient of neighbouring tensors, a range of the flat vector, and reads its parts.
 pub type Reduce<'a> = dyn FnMut(Range<usize>, &mut ReadPart<'_>) -> Result<(), ModelError> + 'a;
 
-/// An engine without an optimiser, for one of several ranks that train as one: [`DataParallel`] steps the weights.
+/// An engine without an optimiser, for one of several ranks that train as one: [`DataParallel`](crate::engine::DataParallel) steps the weights.
 pub trait RankEngine: Send + Sync {
-    /// Returns the engine for weights, losses and logits, which [`DataParallel`] does not divide among the ranks.
+    /// Returns the engine for weights, losses and logits, which [`DataParallel`](crate::engine::DataParallel) does not divide among the ranks.
     fn engine(&self) -> &dyn Engine;
 
     fn engine_mut(&mut self) -> &mut dyn Engine;
