@@ -218,6 +218,7 @@ fn differences_of(audited: &Value) -> Vec<String> {
 /// Returns a seat's share of the posted and of the earned weights, if these differ.
 fn shares_of(audited: &Value, uid: Uid) -> Option<(f64, f64)> {
     let list = audited["differences"].as_array()?;
-    let found = list.iter().map(|one| &one["difference"]["wrong-weight-vote"]).find(|one| one["uid"] == uid.0)?;
+    let found =
+        list.iter().map(|one| &one["difference"]["wrong-weight-vote"]).find(|one| one["uid"] == uid.0)?;
     Some((found["posted_share"].as_f64()?, found["earned_share"].as_f64()?))
 }
