@@ -262,7 +262,7 @@ fn ask_for_health(address: SocketAddr, progress: &Progress, is_over: &AtomicBool
     let ask = || -> io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_secs(120)))?;
-        stream.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")?;
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
