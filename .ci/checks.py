@@ -285,7 +285,7 @@ def outside(nightly):
     for page in ("mine", "validate", "audit", "own-a-run", "strategy", "reproduce"):
         checks.append(Check(f"tutorial {page}", [python("docs/tutorials/check", f"{page}.md")], count_client, 5, 10, skipped=None if nightly or page == "mine" else NIGHTLY_ONLY))
     checks += [
-        Check("page in a browser", one("mettle-watch", "browser", "test", "--ignored"), count_tests, 1, 10, inputs=("mettle/watch", "Cargo.lock"), install=apt("chromium", "chromium")),
+        Check("page in a browser", one("mettle-watch", "browser", "test", "--ignored"), count_tests, 1, 10, inputs=("mettle/watch", "daemon/kit", "Cargo.lock"), install=apt("chromium", "chromium")),
         Check("formal models", [Step(["bash", "protocol/formal/check"])], count_client, 47, 20, inputs=("protocol/formal",), install=[Step(["bash", "protocol/formal/check", "install"])]),
     ]
     return checks

@@ -279,8 +279,8 @@ pub(crate) fn adds_micro_batches(recipe: &Recipe, device: Device, ranks: usize) 
     }
 }
 
-/// Returns the setting that makes training fit into `available` bytes. It is at most `most` sequences at once, for
-/// ranks on GPUs so many that no whole gradient is needed, or more checkpointing.
+/// Returns the setting that makes training fit into `available` bytes. It is at most `most` sequences at once, more
+/// ranks on GPUs (then none holds a whole gradient), or more checkpointing.
 fn advice(
     config: &ModelConfig,
     recipe: &Recipe,

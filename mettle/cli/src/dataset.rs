@@ -140,22 +140,23 @@ pub async fn run(command: DatasetCommand, output: &mut Output<'_>) -> anyhow::Re
                 Some(bucket) => prepare::prepare_into_bucket(options, &bucket, show),
                 None => prepare::prepare(options, show),
             };
-            finished(work, "resumes from here").await?.context("could not prepare the dataset")?
+            finished(work, "could not prepare the dataset", "resumes from here").await?
         }
         DatasetCommand::Join(Join { out, parts }) => {
             let work = move |show: &mut dyn FnMut(Progress)| prepare::join(&out, &parts, show);
-            finished(work, "begins anew").await?.context("could not join the datasets")?
+            finished(work, "could not join the datasets", "begins anew").await?
         }
     };
     Ok(output.result(&summary(&prepared), summary_json(&prepared))?)
 }
 
-/// Runs `work` on its own thread and shows its progress. Ctrl-C ends it; the message describes with `again` the
-/// effect of the same command.
+/// Runs `work` on its own thread and shows its progress. `failure` describes its error, and `again` what the same
+/// command does after Ctrl-C.
 async fn finished(
     work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Prepared, PrepareError> + Send + 'static,
+    failure: &'static str,
     again: &str,
-) -> anyhow::Result<Result<Prepared, PrepareError>> {
+) -> anyhow::Result<Prepared> {
     let work = tokio::task::spawn_blocking(move || {
         let mut bar = Bar::new();
         let done = work(&mut |progress| bar.show(&progress));
@@ -163,10 +164,10 @@ async fn finished(
         done
     });
     tokio::select! {
-        done = work => Ok(done?),
+        done = work => done?.context(failure),
         () = daemon::program::stop_requested() => {
             eprintln!();
-            bail!("stopped; the same command {again}")
+            bail!("interrupted; the same command {again}")
         }
     }
 }

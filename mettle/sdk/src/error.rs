@@ -255,16 +255,16 @@ mod tests {
             last: "refused".into(),
             sent: false,
         };
-        let nobody = || AllMirrorsFailed { key: "specs/00".into(), asked: 2, failures: Vec::new() };
+        let unanswered = || AllMirrorsFailed { key: "specs/00".into(), asked: 2, failures: Vec::new() };
         let (uid, window) = (Uid(3), Window(7));
         let errors: [(Error, Kind); 14] = [
             (unreachable.into(), Kind::Chain),
             (ChainError::NoSuchRun(RunId(9)).into(), Kind::NotFound),
             (Error::NoWindow { run: RunId(0), window }, Kind::NotFound),
-            (Error::Fetch { what: "the run's specification", source: nobody() }, Kind::Store),
-            (FollowError::Update { window, source: nobody() }.into(), Kind::Store),
+            (Error::Fetch { what: "the run's specification", source: unanswered() }, Kind::Store),
+            (FollowError::Update { window, source: unanswered() }.into(), Kind::Store),
             (ReceiptUnavailable::Sealed { uid, window, from: Window(9) }.into(), Kind::NotYet),
-            (ReceiptUnavailable::NotPublished { uid, window, source: nobody() }.into(), Kind::Store),
+            (ReceiptUnavailable::NotPublished { uid, window, source: unanswered() }.into(), Kind::Store),
             (ReceiptError::NotAReceipt.into(), Kind::Verification),
             (ExportError::Exists { path: "model".into() }.into(), Kind::Usage),
             (Error::Unnamed { path: "/".into() }, Kind::Usage),
@@ -272,7 +272,7 @@ mod tests {
             // Voted bytes that cannot be read, from any source.
             (ManifestError::NotCanonical.into(), Kind::Verification),
             (DataError::Manifest(ManifestError::NotCanonical).into(), Kind::Verification),
-            (DataError::Fetch(nobody()).into(), Kind::Store),
+            (DataError::Fetch(unanswered()).into(), Kind::Store),
         ];
         for (error, kind) in errors {
             assert_eq!(error.kind(), kind, "{error}");

@@ -114,7 +114,7 @@ impl Facts {
 
 /// Returns the seats whose contributions an audit fetches, of those that committed and that the receipt names. They
 /// are all selected ones, all with a consensus weight, and as many others as an honest validator fetches (PROT-13).
-/// So many commitments, or a receipt that names all of them, cost an audit no more than a validator's window.
+/// An audit costs at most a validator's window, however many commitments exist and whatever the receipt names.
 pub fn to_fetch(view: &WindowView, receipt: &Receipt, params: &RunParams) -> BTreeSet<Uid> {
     let selected: BTreeSet<Uid> =
         view.selection.iter().flat_map(|made| &made.selected).map(|one| one.uid).collect();
