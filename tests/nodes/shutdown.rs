@@ -464,29 +464,47 @@ fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
     }
 }
 
-/// Mines windows 0 and 1 in a new network, whose chain makes a block after a fixed amount of work. If `killed`, the
-/// miner is killed once it has written a snapshot of its training in window 1 or ahead of it, and another miner
-/// starts. Returns the digest of its commitment in window 1, and its journal.
+/// Mines windows 0 and 1 in a new network. Its chain makes a block every 5 ms, and waits where the miner has work to do
+/// first: for the commitment of each window, and for all training ahead before window 1 opens. If `killed`, the miner
+/// is killed once it has written a snapshot of its training in window 1 or ahead of it, and another miner starts.
+/// Returns the digest of its commitment in window 1, and its journal.
 fn mine_two_windows(ahead: f64, residual_share: f64, killed: bool) -> (Digest, Vec<Entry>) {
     let home = tempfile::tempdir().unwrap();
     let scene = Scene::new(home.path());
     let directory = home.path().join("miner");
+    let snapshot = directory.join("training.snapshot");
     let (sender, entries) = mpsc::sync_channel(256);
     let is_over = Arc::new(AtomicBool::new(false));
+    // Windows that the miner has committed to.
+    let committed = Arc::new(AtomicUsize::new(0));
     let (chain, over) = (scene.chain.clone(), is_over.clone());
+    let (windows, trained_ahead) = (committed.clone(), snapshot.clone());
     let blocks = std::thread::spawn(move || {
-        // A block takes about 20 ms of work instead of time, so on a busy machine the chain waits like the miner.
-        let work = vec![0; 32 << 20];
         while !over.load(SeqCst) {
-            std::hint::black_box(Digest::of(std::hint::black_box(&work)));
-            let next = chain.lock().head().block.0 + 1;
-            chain.lock().advance_to(Block(next));
+            std::thread::sleep(Duration::from_millis(5));
+            let next = Block(chain.lock().head().block.0 + 1);
+            let is_open = |window: Window| SCHEDULE.opens_at(window) <= next;
+            // Training stops a few blocks before the deadline.
+            let is_due = |window: Window| SCHEDULE.opens_at(window).0 + SCHEDULE.commit_by / 2 <= next.0;
+            let waits = match windows.load(SeqCst) {
+                0 => is_due(Window(0)),
+                1 => is_due(Window(1)) || 0.0 < ahead && is_open(Window(1)) && !trained_ahead.exists(),
+                _ => false,
+            };
+            if !waits {
+                chain.lock().advance_to(next);
+            }
         }
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let open = async |windows: u32| {
-        let sender = sender.clone();
-        let watch = Box::new(move |entry: &Entry| sender.send(entry.clone()).expect("the test waits for it"));
+        let (sender, committed) = (sender.clone(), committed.clone());
+        let watch = Box::new(move |entry: &Entry| {
+            if let Entry::Committed { window, .. } = entry {
+                committed.store(window.0 as usize + 1, SeqCst);
+            }
+            sender.send(entry.clone()).expect("the test waits for it");
+        });
         let mut miner = scene.miner(&directory, Arc::default(), Arc::new(|_| {}), watch, None).await.unwrap();
         miner.options.ahead = ahead;
         miner.options.residual_share = residual_share;
@@ -496,7 +514,6 @@ fn mine_two_windows(ahead: f64, residual_share: f64, killed: bool) -> (Digest, V
     runtime.block_on(async {
         if killed {
             let mut run = open(2).await.run();
-            let snapshot = directory.join("training.snapshot");
             let mut seen = Vec::new();
             while !(seen.iter().any(|entry| matches!(entry, Entry::Committed { .. })) && snapshot.exists()) {
                 seen.extend(entries.try_iter());
