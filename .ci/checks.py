@@ -248,9 +248,9 @@ def others(nightly):
         Check("GPU kernels on Vulkan", [
             bash(f"nice -n 19 cargo test {' '.join(GPU)} --lib {' '.join(GPU_TESTS)} --no-run 2>&1 |"
                  " awk '{ print } /^warning: .* generated [0-9]+ warning/ { warned = 1 } END { exit warned }'", environment=OFFLINE),
-            Step([*nice, "cargo", "test", *GPU, "--lib", "--", "--include-ignored", "gpu::", "estimate::"], environment=OFFLINE),
+            Step([*nice, "cargo", "test", *GPU, "--lib", "--", "--include-ignored", "gpu::", "estimate::", "memory::", "probe::"], environment=OFFLINE),
             Step([*nice, "cargo", "test", *GPU, *GPU_TESTS], environment=OFFLINE),
-        ], count_tests, 84, 45, inputs=KERNELS, install=vulkan),
+        ], count_tests, 86, 45, inputs=KERNELS, install=vulkan),
         Check("Burn's oracle", [Step([*nice, "cargo", "test", "-p", "mettle-nn-burn", "--features", "burn"], environment=OFFLINE)], count_tests, 29, 30, inputs=KERNELS),
     ]
     return tests, checks
